@@ -1,0 +1,5 @@
+//! Which tensors go where, and how slices become whole rows.
+
+pub mod gather;
+pub mod select;
+pub mod tiling;

@@ -1,0 +1,95 @@
+//! Canonical bytes: one byte string for one document, on every machine and in every version of every library.
+//!
+//! The form is JSON as in RFC 8785, restricted to what documents with an id may hold: objects with their keys in
+//! order of UTF-16 code units, arrays, strings with the shortest escapes, integers, booleans, null; no white
+//! space, no floating-point numbers.
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// The canonical bytes of `document`. Numbers that are no integers are written as null; documents with an id
+/// hold none.
+#[must_use]
+pub fn bytes<T: Serialize + ?Sized>(document: &T) -> Vec<u8> {
+    let mut out = Vec::new();
+    // Only a map with keys that are no strings can fail here, and no document has one.
+    if let Ok(value) = serde_json::to_value(document) {
+        write(&value, &mut out);
+    }
+    out
+}
+
+fn write(value: &Value, out: &mut Vec<u8>) {
+    match value {
+        Value::Null => out.extend(b"null"),
+        Value::Bool(true) => out.extend(b"true"),
+        Value::Bool(false) => out.extend(b"false"),
+        Value::Number(number) if number.is_f64() => out.extend(b"null"),
+        Value::Number(number) => out.extend(number.to_string().bytes()),
+        Value::String(text) => write_string(text, out),
+        Value::Array(items) => {
+            out.push(b'[');
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                write(item, out);
+            }
+            out.push(b']');
+        }
+        Value::Object(fields) => {
+            let mut fields: Vec<_> = fields.iter().collect();
+            fields.sort_by(|(a, _), (b, _)| a.encode_utf16().cmp(b.encode_utf16()));
+            out.push(b'{');
+            for (index, (key, value)) in fields.into_iter().enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                write_string(key, out);
+                out.push(b':');
+                write(value, out);
+            }
+            out.push(b'}');
+        }
+    }
+}
+
+fn write_string(text: &str, out: &mut Vec<u8>) {
+    out.push(b'"');
+    for c in text.chars() {
+        match c {
+            '"' => out.extend(b"\\\""),
+            '\\' => out.extend(b"\\\\"),
+            '\u{8}' => out.extend(b"\\b"),
+            '\t' => out.extend(b"\\t"),
+            '\n' => out.extend(b"\\n"),
+            '\u{c}' => out.extend(b"\\f"),
+            '\r' => out.extend(b"\\r"),
+            c if c < ' ' => out.extend(format!("\\u{:04x}", u32::from(c)).bytes()),
+            c => out.extend(c.encode_utf8(&mut [0; 4]).bytes()),
+        }
+    }
+    out.push(b'"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    #[test]
+    fn keys_are_sorted_and_strings_escaped_the_shortest_way() {
+        let document = json!({ "b": [1, null, true], "a": "\u{1}\n\"é\\", "é": u64::MAX, "aa": -1 });
+        let expected = "{\"a\":\"\\u0001\\n\\\"é\\\\\",\"aa\":-1,\"b\":[1,null,true],\"é\":18446744073709551615}";
+        assert_eq!(String::from_utf8(bytes(&document)).unwrap(), expected);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_reads_back(text in any::<String>()) {
+            let read: String = serde_json::from_slice(&bytes(&text)).unwrap();
+            prop_assert_eq!(read, text);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Every bound on input, in one place. A length, count or name from outside is checked against these before
+//! anything is allocated for it.
+
+/// Longest model, run, channel or policy name, in bytes.
+pub const NAME_BYTES: usize = 128;
+/// Longest tensor name, in bytes of UTF-8.
+pub const TENSOR_NAME_BYTES: usize = 1024;
+/// Most dimensions of a tensor.
+pub const DIMENSIONS: usize = 16;
+/// Most tensors of a checkpoint.
+pub const TENSORS: usize = 2_000_000;
+/// Most slices of one tensor.
+pub const SLICES_A_TENSOR: usize = 65_536;
+/// Most files that a checkpoint's folder may list.
+pub const FILES: usize = 200_000;
+
+/// Largest checkpoint manifest, in bytes.
+pub const CHECKPOINT_MANIFEST_BYTES: usize = 1 << 20;
+/// Largest policy, in bytes of TOML.
+pub const POLICY_BYTES: usize = 64 << 10;
+/// Most rules of a policy.
+pub const POLICY_RULES: usize = 1_000;
+/// Longest pattern or replacement in a policy, in bytes.
+pub const PATTERN_BYTES: usize = 512;
+/// Largest snapshot manifest, in bytes.
+pub const SNAPSHOT_MANIFEST_BYTES: usize = 1 << 30;
+/// Largest channel entry, in bytes.
+pub const CHANNEL_ENTRY_BYTES: usize = 64 << 10;
+/// Largest validation report, in bytes.
+pub const REPORT_BYTES: usize = 1 << 30;
+
+/// Largest safetensors header, in bytes: the cap of the safetensors library itself.
+pub const SAFETENSORS_HEADER_BYTES: u64 = 100_000_000;
+/// Largest Hugging Face index, in bytes.
+pub const INDEX_BYTES: u64 = 256 << 20;
+/// Largest `.metadata` of a distributed checkpoint, in bytes.
+pub const DCP_METADATA_BYTES: u64 = 1 << 30;
+/// Largest pickle inside a torch.save archive, in bytes.
+pub const PICKLE_BYTES: u64 = 64 << 20;
+/// Deepest nesting of values in a pickle.
+pub const PICKLE_DEPTH: usize = 256;
+/// Most opcodes that one pickle may hold.
+pub const PICKLE_OPCODES: u64 = 200_000_000;
+/// Most entries of a zip archive inside a distributed checkpoint's file.
+pub const ZIP_ENTRIES: u64 = 65_536;
+
+/// Largest chunk, in bytes; a table's block is the largest power of two of rows whose encoded bytes fit.
+pub const CHUNK_BYTES: u64 = 8 << 20;
+/// Widest row that a row-wise encoding takes, in bytes of the source dtype: its minimum and maximum must be
+/// known before its first byte can be written.
+pub const ROW_BYTES: u64 = 32 << 20;

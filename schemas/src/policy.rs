@@ -1,0 +1,432 @@
+//! The policy `weighbridge.policy/v1` (TOML): ordered rules, gates, channel, retention.
+//!
+//! A person writes it by hand, so an unknown field is an error. The digest that goes into snapshot manifests
+//! covers the parsed *rules* alone: moving a gate's bound or a channel's name makes no other snapshot.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::canonical;
+use crate::encoding::{Encoding, Layout};
+use crate::error::{DocumentError, shorten};
+use crate::ids::RulesDigest;
+use crate::limits;
+use crate::names::{ChannelName, TensorName};
+use crate::pattern::Pattern;
+
+const DOCUMENT: &str = "policy";
+
+/// The default policy, used where none is given: optimizer state is dropped, embedding tables become `int8`, all
+/// else is kept. It is ordinary TOML, to copy and change.
+pub const DEFAULT_POLICY: &str = include_str!("default_policy.toml");
+
+/// The `schema` field of a policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum PolicySchema {
+    /// Version 1.
+    #[default]
+    #[serde(rename = "weighbridge.policy/v1")]
+    V1,
+}
+
+/// A policy as a person writes it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyFile {
+    /// Always `weighbridge.policy/v1`.
+    pub schema: PolicySchema,
+    /// In order; the first match wins; what matches no rule is kept as it is.
+    #[serde(default, rename = "rule")]
+    pub rules: Vec<RuleFile>,
+    /// What has to hold before a channel moves.
+    #[serde(default)]
+    pub gates: Gates,
+    /// Which channel a publish moves, and when.
+    #[serde(default)]
+    pub channel: ChannelPolicy,
+    /// What `gc` keeps.
+    #[serde(default)]
+    pub retention: Retention,
+}
+
+/// One rule as a person writes it: a pattern, and either `drop`, or `encode` and `rename`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuleFile {
+    /// A pattern on tensor names: `*` within a dotted part, `**` anything.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Leave the tensor out.
+    #[serde(default)]
+    pub drop: bool,
+    /// How to encode it; absent: kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encode: Option<EncodeFile>,
+    /// Its name in the snapshot; `$1` is what the first wildcard matched.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rename: Option<String>,
+}
+
+/// An encoding by name, or as a table with its layout.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum EncodeFile {
+    /// `encode = "int8"`.
+    Name(String),
+    /// `encode = { encoding = "int8", layout = "trailing" }`.
+    Table(EncodeTable),
+}
+
+/// The long form of `encode`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EncodeTable {
+    /// The encoding's name.
+    pub encoding: String,
+    /// Where scale and bias stand.
+    #[serde(default)]
+    pub layout: Layout,
+}
+
+/// What to do about values that a gate finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Quarantine the snapshot.
+    #[default]
+    Reject,
+    /// Publish all the same; the report counts them.
+    Allow,
+}
+
+/// Bounds. One that is not set is not applied; `non_finite` rejects unless told otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Gates {
+    /// NaN or infinity in a tensor, or an encoded value that overflows.
+    #[serde(default)]
+    pub non_finite: Verdict,
+    /// Largest root-mean-square reconstruction error of a tensor, relative to the tensor's root mean square.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_rms_error: Option<f64>,
+    /// Largest absolute reconstruction error of any element.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_abs_error: Option<f64>,
+}
+
+/// Which channel a publish moves, and when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChannelPolicy {
+    /// The channel's name.
+    #[serde(default = "prod")]
+    pub name: ChannelName,
+    /// Whether a waiting older step gives way to a newer one that is queued behind it.
+    #[serde(default = "yes")]
+    pub latest_wins: bool,
+    /// Whether another training run may take the channel by publishing.
+    #[serde(default)]
+    pub other_run: OtherRun,
+}
+
+/// Whether another training run may take a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OtherRun {
+    /// Only `promote` hands the channel to another run.
+    #[default]
+    Refuse,
+    /// Any run's publish takes it.
+    Take,
+}
+
+impl Default for ChannelPolicy {
+    fn default() -> Self {
+        Self { name: prod(), latest_wins: true, other_run: OtherRun::Refuse }
+    }
+}
+
+#[expect(clippy::unwrap_used, reason = "the literal is a valid name; a test parses the default policy")]
+fn prod() -> ChannelName {
+    "prod".parse().unwrap()
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// What `gc` keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Retention {
+    /// The newest snapshots of the model to keep; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_last: Option<u32>,
+}
+
+/// A policy that has been checked: every pattern, name and encoding in it is good.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    rules: Vec<Rule>,
+    /// What has to hold before a channel moves.
+    pub gates: Gates,
+    /// Which channel a publish moves, and when.
+    pub channel: ChannelPolicy,
+    /// What `gc` keeps.
+    pub retention: Retention,
+}
+
+#[derive(Debug, Clone)]
+struct Rule {
+    pattern: Pattern,
+    written: CanonicalRule,
+}
+
+/// A rule in the one form that its digest covers: aliases resolved, defaults filled in.
+#[derive(Debug, Clone, Serialize)]
+struct CanonicalRule {
+    #[serde(rename = "match")]
+    pattern: String,
+    drop: bool,
+    encoding: Encoding,
+    layout: Layout,
+    rename: Option<String>,
+}
+
+/// What a policy says about one tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Treatment {
+    /// Leave it out.
+    Drop,
+    /// Put it into the snapshot.
+    Publish {
+        /// Under this name.
+        name: TensorName,
+        /// In this encoding.
+        encoding: Encoding,
+        /// With scale and bias there.
+        layout: Layout,
+    },
+}
+
+impl Policy {
+    /// Reads a policy.
+    ///
+    /// # Errors
+    /// [`DocumentError`] where the text is over 64 KiB, is no TOML, has an unknown field, or where a rule makes no
+    /// sense; the message tells the line or the rule.
+    pub fn parse(text: &str) -> Result<Self, DocumentError> {
+        if text.len() > limits::POLICY_BYTES {
+            let why = format!("{} bytes of TOML; at most {}", text.len(), limits::POLICY_BYTES);
+            return Err(DocumentError::OverLimit { document: DOCUMENT, why });
+        }
+        let file: PolicyFile =
+            toml::from_str(text).map_err(|error| DocumentError::malformed(DOCUMENT, error.to_string().trim_end()))?;
+        Self::check(file)
+    }
+
+    fn check(file: PolicyFile) -> Result<Self, DocumentError> {
+        if file.rules.len() > limits::POLICY_RULES {
+            let why = format!("{} rules; at most {}", file.rules.len(), limits::POLICY_RULES);
+            return Err(DocumentError::OverLimit { document: DOCUMENT, why });
+        }
+        let rules = file.rules.into_iter().enumerate().map(|(index, rule)| {
+            let place = format!("rule {} ({:?})", index + 1, shorten(&rule.pattern));
+            Rule::check(rule).map_err(|error| match error {
+                DocumentError::Malformed { why, .. } => {
+                    DocumentError::malformed(DOCUMENT, format!("{place}: {why}"))
+                }
+                other => other,
+            })
+        });
+        let rules = rules.collect::<Result<_, _>>()?;
+        for (name, bound) in
+            [("max_rms_error", file.gates.max_rms_error), ("max_abs_error", file.gates.max_abs_error)]
+        {
+            if bound.is_some_and(|bound| !bound.is_finite() || bound < 0.0) {
+                return Err(DocumentError::malformed(DOCUMENT, format!("gates.{name} is a number from 0 on")));
+            }
+        }
+        Ok(Self { rules, gates: file.gates, channel: file.channel, retention: file.retention })
+    }
+
+    /// What the first matching rule says about the tensor `name`. Without a match it is kept as it is.
+    ///
+    /// # Errors
+    /// [`DocumentError::UnsafeTensorName`] where a rename makes a name that tensors may not have.
+    pub fn treat(&self, name: &TensorName) -> Result<Treatment, DocumentError> {
+        let matching =
+            self.rules.iter().find_map(|rule| Some((rule, rule.pattern.captures(name.as_str())?)));
+        let Some((rule, captures)) = matching else {
+            return Ok(Treatment::Publish {
+                name: name.clone(),
+                encoding: Encoding::Keep,
+                layout: Layout::default(),
+            });
+        };
+        let CanonicalRule { drop, encoding, layout, rename, .. } = &rule.written;
+        if *drop {
+            return Ok(Treatment::Drop);
+        }
+        let name = match rename {
+            Some(template) => substitute(template, &captures).parse()?,
+            None => name.clone(),
+        };
+        Ok(Treatment::Publish { name, encoding: *encoding, layout: *layout })
+    }
+
+    /// The digest of the rules, whatever way they were written.
+    #[must_use]
+    pub fn rules_digest(&self) -> RulesDigest {
+        let written: Vec<_> = self.rules.iter().map(|rule| &rule.written).collect();
+        RulesDigest::of(&canonical::bytes(&written))
+    }
+}
+
+impl Default for Policy {
+    /// The policy in [`DEFAULT_POLICY`].
+    #[expect(clippy::expect_used, reason = "the text is a constant, and a test parses it")]
+    fn default() -> Self {
+        Self::parse(DEFAULT_POLICY).expect("the default policy parses")
+    }
+}
+
+impl Rule {
+    fn check(rule: RuleFile) -> Result<Self, DocumentError> {
+        let RuleFile { pattern: text, drop, encode, rename } = rule;
+        let pattern = Pattern::parse(&text)?;
+        if drop && (encode.is_some() || rename.is_some()) {
+            return Err(DocumentError::malformed(DOCUMENT, "drop stands alone, without encode and rename"));
+        }
+        let (encoding, layout) = match encode {
+            None => ("keep".to_owned(), Layout::default()),
+            Some(EncodeFile::Name(name)) => (name, Layout::default()),
+            Some(EncodeFile::Table(table)) => (table.encoding, table.layout),
+        };
+        let encoding = Encoding::from_name(&encoding).ok_or_else(|| {
+            let names: Vec<_> = Encoding::ALL.iter().map(|known| known.as_str()).collect();
+            let why = format!(
+                "unknown encoding {:?}; this version writes {} (and int8 for int8_sbf32)",
+                shorten(&encoding),
+                names.join(", ")
+            );
+            DocumentError::malformed(DOCUMENT, why)
+        })?;
+        if let Some(template) = &rename {
+            check_template(template, pattern.wildcards())?;
+        }
+        Ok(Self { pattern, written: CanonicalRule { pattern: text, drop, encoding, layout, rename } })
+    }
+}
+
+/// Every `$` in a replacement is followed by the number of a wildcard of the pattern.
+fn check_template(template: &str, wildcards: usize) -> Result<(), DocumentError> {
+    if template.len() > limits::PATTERN_BYTES {
+        let why = format!("rename has at most {} bytes", limits::PATTERN_BYTES);
+        return Err(DocumentError::malformed(DOCUMENT, why));
+    }
+    for behind in template.split('$').skip(1) {
+        let digit = behind.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0);
+        if digit == 0 || digit as usize > wildcards {
+            let why = format!("rename: '$' is followed by 1 to {wildcards}, the number of a wildcard in match");
+            return Err(DocumentError::malformed(DOCUMENT, why));
+        }
+    }
+    Ok(())
+}
+
+fn substitute(template: &str, captures: &[&str]) -> String {
+    let mut parts = template.split('$');
+    let mut name = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let digit = part.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0) as usize;
+        name.push_str(digit.checked_sub(1).and_then(|at| captures.get(at)).copied().unwrap_or_default());
+        name.push_str(part.get(1..).unwrap_or_default());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy(rules: &str) -> Result<Policy, DocumentError> {
+        Policy::parse(&format!("schema = \"weighbridge.policy/v1\"\n{rules}"))
+    }
+
+    fn treat(policy: &Policy, name: &str) -> Treatment {
+        policy.treat(&name.parse().unwrap()).unwrap()
+    }
+
+    fn published(name: &str, encoding: Encoding) -> Treatment {
+        Treatment::Publish { name: name.parse().unwrap(), encoding, layout: Layout::Trailing }
+    }
+
+    #[test]
+    fn the_default_drops_optimizer_state_and_encodes_tables() {
+        let policy = Policy::default();
+        for name in [
+            "optim.state.ebc.embedding_bags.t1.weight.t1.momentum1",
+            "optimizer.state.0.exp_avg",
+            "ebc.embedding_bags.t1.weight.t1.momentum1",
+            "state.optimizer.param_groups.0.lr",
+        ] {
+            assert_eq!(treat(&policy, name), Treatment::Drop, "{name}");
+        }
+        for name in ["model.ebc.embedding_bags.t1.weight", "embedding_bags.t.weight", "m.embeddings.u.weight"] {
+            assert_eq!(treat(&policy, name), published(name, Encoding::Int8Sbf32));
+        }
+        for name in ["model.over.0.weight", "model.optimism.weight", "step"] {
+            assert_eq!(treat(&policy, name), published(name, Encoding::Keep));
+        }
+        assert_eq!(policy.channel.name.as_str(), "prod");
+        assert_eq!(policy.gates.non_finite, Verdict::Reject);
+    }
+
+    #[test]
+    fn the_first_match_wins_and_renames() {
+        let policy = policy(
+            r#"
+            [[rule]]
+            match = "model.ebc.embedding_bags.*.weight"
+            encode = { encoding = "int8" }
+            rename = "ebc.$1"
+            [[rule]]
+            match = "**"
+            encode = "bf16"
+            "#,
+        )
+        .unwrap();
+        let table = treat(&policy, "model.ebc.embedding_bags.t1.weight");
+        assert_eq!(table, published("ebc.t1", Encoding::Int8Sbf32));
+        assert_eq!(treat(&policy, "x"), published("x", Encoding::Bf16));
+    }
+
+    #[test]
+    fn the_digest_covers_meaning_not_spelling() {
+        let digest = |text: &str| policy(text).unwrap().rules_digest();
+        let long = "[[rule]]\nmatch = \"a\"\nencode = { encoding = \"int8_sbf32\", layout = \"trailing\" }";
+        assert_eq!(digest("rule = [{ match = 'a', encode = 'int8' }]"), digest(long));
+        assert_eq!(digest(long), digest(&format!("{long}\n[gates]\nmax_rms_error = 0.1")));
+        assert_ne!(digest(long), digest("[[rule]]\nmatch = \"a\"\nencode = \"f16\""));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (rules, word) in [
+            ("rules = 1", "rules"),
+            ("[[rule]]\nmatch = 'a'\nencode = 'int9'", "int9"),
+            ("[[rule]]\nmatch = 'a'\ndrop = true\nencode = 'f16'", "drop"),
+            ("[[rule]]\nmatch = 'a.*'\nrename = '$2'", "rename"),
+            ("[[rule]]\nmatch = 'a.*'\nrename = '$'", "rename"),
+            ("[gates]\nmax_rms_error = -1.0", "max_rms_error"),
+            ("[gates]\nmax_rms_error = nan", "max_rms_error"),
+            ("[channel]\nname = '../prod'", "channel"),
+        ] {
+            let error = policy(rules).unwrap_err().to_string();
+            assert!(error.contains(word), "{rules}: {error}");
+        }
+        assert!(Policy::parse("").is_err(), "schema is required");
+        assert!(Policy::parse(&"#".repeat(limits::POLICY_BYTES + 1)).is_err());
+    }
+}
