@@ -10,6 +10,7 @@ use weighbridge_schemas::names::{ChannelName, ModelName};
 use crate::catalog;
 use crate::channel::Channel;
 use crate::error::{Class, Result, StoreError};
+use crate::layout;
 use crate::root::Root;
 
 /// The fewest digits of a snapshot's id that may stand for it.
@@ -65,6 +66,26 @@ impl Reference {
             return Ok(latest.snapshot);
         }
         self.by_prefix(root, at).await
+    }
+
+    /// The model and snapshot that `text` points at: a reference, or a whole snapshot id of any model.
+    ///
+    /// # Errors
+    /// As [`Reference::resolve`]; [`Class::BadLocation`] where `text` is no reference.
+    pub async fn locate(text: &str, root: &Root, default: &ChannelName) -> Result<(ModelName, SnapshotId)> {
+        if let Ok(id) = text.parse::<SnapshotId>() {
+            for model in catalog::models(root).await? {
+                if root.size(&layout::snapshot(&model, &id)).await?.is_some() {
+                    return Ok((model, id));
+                }
+            }
+            return Err(StoreError::new(Class::NotFound, id, "no model in the store has such a snapshot"));
+        }
+        let reference: Self = text
+            .parse()
+            .map_err(|error: DocumentError| StoreError::new(Class::BadLocation, shorten(text), error.to_string()))?;
+        let id = reference.resolve(root, default).await?;
+        Ok((reference.model, id))
     }
 
     async fn by_prefix(&self, root: &Root, at: &str) -> Result<SnapshotId> {
