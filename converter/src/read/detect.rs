@@ -158,3 +158,98 @@ fn unknown(first: &[u8]) -> ReadError {
 fn unsupported(detail: impl Into<String>) -> ReadError {
     ReadError::new(Class::UnsupportedFormat, detail)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The format of a folder of files with these contents, of which `entry` is named.
+    fn detect(files: &[(&str, &[u8])], entry: Option<&str>) -> Result<Format> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            std::fs::write(folder.path().join(name), content).unwrap();
+        }
+        let path = entry.map_or_else(|| folder.path().to_path_buf(), |entry| folder.path().join(entry));
+        format(&Source::open(&path).unwrap())
+    }
+
+    fn of_names(names: &[&str]) -> Result<Format> {
+        let files: Vec<(&str, &[u8])> = names.iter().map(|&name| (name, b"".as_slice())).collect();
+        detect(&files, None)
+    }
+
+    fn of_content(name: &str, content: &[u8]) -> Result<Format> {
+        detect(&[(name, content)], Some(name))
+    }
+
+    fn refusal(result: Result<Format>) -> String {
+        let error = result.unwrap_err();
+        assert_eq!(error.class(), Class::UnsupportedFormat);
+        error.to_string()
+    }
+
+    #[test]
+    fn a_folder_is_told_by_its_files() {
+        for names in
+            [&[".metadata", "__0_0.distcp"][..], &["__0_0.distcp"], &["__1.metadata"], &[".metadata", "x.pt"]]
+        {
+            assert_eq!(of_names(names), Ok(Format::Dcp), "{names:?}");
+        }
+        for names in
+            [&["a.safetensors"][..], &["m.safetensors.index.json", "x.pt"], &["a.safetensors", "x.metadata"]]
+        {
+            assert_eq!(of_names(names), Ok(Format::Safetensors), "{names:?}");
+        }
+        assert!(refusal(of_names(&[".metadata", "a.safetensors"])).contains("--format"));
+        assert!(refusal(of_names(&[])).contains("empty"));
+        assert!(refusal(of_names(&["model.pt"])).contains("torch.save"));
+        assert!(refusal(of_names(&["config.json", "notes.txt"])).contains("config.json, notes.txt"));
+    }
+
+    #[test]
+    fn a_file_is_told_by_content() {
+        let header = b"\x02\0\0\0\0\0\0\0{}";
+        for (name, content) in [
+            ("model.bin", header.as_slice()),
+            ("model.pt", b"{\"weight_map\":{}}"),
+            ("model.safetensors", b""),
+            ("model.safetensors", b"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF"),
+            ("x", b"\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF{"),
+            ("m.safetensors.index.json", b""),
+            // Header lengths that look like a gzip file, a pickle and a zip archive.
+            ("x", b"\x1F\x8B\0\0\0\0\0\0{"),
+            ("x", b"\x80\x04\0\0\0\0\0\0{"),
+            ("x", b"PK\x03\x04\0\0\0\0{"),
+        ] {
+            assert_eq!(of_content(name, content), Ok(Format::Safetensors), "{name} {content:?}");
+        }
+        assert_eq!(of_content(".metadata", b"\x80\x04"), Ok(Format::Dcp));
+        assert_eq!(
+            detect(&[("copy", b"\x80\x04\x95"), ("__0_0.distcp", b"")], Some("copy")),
+            Ok(Format::Dcp)
+        );
+    }
+
+    #[test]
+    fn what_is_not_read_is_named() {
+        let zip = b"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0";
+        let whole = [zip.as_slice(), b"PK\x05\x06", &[0; 18]].concat();
+        for (name, content, word) in [
+            ("model.pt", zip.as_slice(), "torch.save"),
+            ("model.safetensors", &whole, "torch.save"),
+            ("legacy.pt", b"\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19.", "before 1.6"),
+            ("model.pkl", b"\x80\x04\x95abc", "pickle"),
+            ("__0_0.distcp", zip, "folder"),
+            ("model.tar.gz", b"\x1F\x8B\x08\0", "gzip"),
+            ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+            ("model.pt", b"P", "begins with bytes [50]"),
+            ("model.pt", b"", "empty"),
+        ] {
+            let message = refusal(of_content(name, content));
+            assert!(message.contains(word) && message.contains(name), "{message}");
+        }
+        // A zip archive in front of a safetensors header: its reader says what that is.
+        let in_front = [whole.as_slice(), b"\x02\0\0\0\0\0\0\0{}", &[0; 30]].concat();
+        assert_eq!(of_content("model.safetensors", &in_front), Ok(Format::Safetensors));
+    }
+}

@@ -27,8 +27,6 @@ use crate::read::json::{self, Failure, Numbers, PassedOver, Strings};
 
 /// How many bytes give the header's length.
 pub(crate) const LENGTH_BYTES: u64 = 8;
-/// Most keys of one `__metadata__`.
-const METADATA_KEYS: usize = 100_000;
 const METADATA: &str = "__metadata__";
 const SHARDING_INFO: &str = "DCP_SHARDING_INFO";
 
@@ -223,13 +221,12 @@ impl<'de> Visitor<'de> for Tensors<'_> {
                 if metadata.is_some() {
                     return Err(failure.twice(METADATA));
                 }
-                let strings = members.next_value_seed(Strings { failure, most: METADATA_KEYS });
+                let strings = members.next_value_seed(Strings { failure, most: json::MEMBERS });
                 metadata = Some(failure.classify(strings, Class::BadMetadata, METADATA)?);
                 continue;
             }
             if entries.len() == limits::TENSORS {
-                let detail = format!("the header names more than {} tensors", limits::TENSORS);
-                return Err(failure.stop(ReadError::new(Class::LimitExceeded, detail)));
+                return Err(failure.too_many(limits::TENSORS));
             }
             let name: TensorName = key.parse().map_err(|error| failure.stop(unsafe_name(&error)))?;
             let entry = members.next_value_seed(Fields(failure));
@@ -411,5 +408,229 @@ impl<'de> Visitor<'de> for SavedOffsets<'_> {
             }
         }
         offsets.ok_or_else(|| de::Error::missing_field("saved_offsets"))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A file of `header` and `data`.
+    pub(in crate::read) fn file(header: &str, data: &[u8]) -> Vec<u8> {
+        let length = u64::try_from(header.len()).unwrap();
+        [&length.to_le_bytes(), header.as_bytes(), data].concat()
+    }
+
+    /// Reads the header of a whole file in memory.
+    fn read(bytes: &[u8]) -> Result<Header> {
+        let file_bytes = u64::try_from(bytes.len()).unwrap();
+        let end = usize::try_from(length(bytes, file_bytes)?).unwrap() + 8;
+        parse(&bytes[8..end], file_bytes)
+    }
+
+    fn refused(bytes: &[u8]) -> ReadError {
+        read(bytes).unwrap_err()
+    }
+
+    /// The refusal of a file whose one entry, of tensor `t`, is `entry`; with eight bytes of data.
+    fn refused_entry(entry: &str) -> ReadError {
+        refused(&file(&format!("{{\"t\":{entry}}}"), &[0; 8]))
+    }
+
+    fn entry(shape: &str, offsets: &str) -> String {
+        format!("{{\"dtype\":\"F32\",\"shape\":{shape},\"data_offsets\":{offsets}}}")
+    }
+
+    #[test]
+    fn a_header_lists_its_tensors_by_name() {
+        let text = format!(
+            "{{\"b\":{},\"__metadata__\":{{\"format\":\"pt\"}},\"a\":{},\"\":{}}}   ",
+            entry("[1,1]", "[0,4]"),
+            entry("[]", "[4,8]"),
+            entry("[0,9]", "[4,4]")
+        );
+        let header = read(&file(&text, &[0; 8])).unwrap();
+        let listed: Vec<_> = header.entries.iter().map(|e| (e.name.as_str(), e.begin, e.end)).collect();
+        assert_eq!(listed, [("", 4, 4), ("a", 4, 8), ("b", 0, 4)]);
+        assert!(header.sharding.is_none());
+    }
+
+    #[test]
+    fn lengths_are_checked_before_anything_else() {
+        assert_eq!(refused(b"").class(), Class::Truncated);
+        assert_eq!(refused(b"1234567").class(), Class::Truncated);
+        assert_eq!(refused(&99_000_000u64.to_le_bytes()).class(), Class::Truncated);
+        for length in [u64::MAX, u64::MAX - 7, 100_000_001] {
+            assert_eq!(refused(&length.to_le_bytes()).class(), Class::HeaderTooLarge);
+        }
+        let zip = refused(b"PK\x03\x04\0\0\x08\x08\0\0").to_string();
+        assert!(zip.contains("zip archive") && zip.contains("HuggingFaceStorageWriter"), "{zip}");
+        let swapped = refused(&[[0, 0, 0, 0, 0, 0, 0, 2].as_slice(), b"{}"].concat()).to_string();
+        assert!(swapped.contains("big-endian"), "{swapped}");
+    }
+
+    #[test]
+    fn a_header_is_one_object_padded_with_spaces() {
+        for header in [
+            "",
+            " {}",
+            "[]",
+            "{",
+            "{}x}",
+            "{}{}",
+            "{} {}",
+            "\u{feff}{}",
+            "{}\n",
+            "{\"a\"}",
+            "{1:2}",
+            "{'a':1}",
+            "x",
+        ] {
+            assert_eq!(refused(&file(header, &[])).class(), Class::HeaderNotJson, "{header:?}");
+        }
+        let padded = refused(&file("{}  \0\0", &[]));
+        assert_eq!(padded.class(), Class::HeaderNotJson);
+        assert!(
+            padded.to_string().contains("a zero byte at byte 12")
+                && padded.to_string().contains("only spaces")
+        );
+        let mut bytes = file("{\"é\":1}", &[]);
+        bytes[11] = 0xFF;
+        assert_eq!(refused(&bytes).class(), Class::HeaderNotUtf8);
+        assert!(read(&file("{}      ", &[])).is_ok());
+    }
+
+    #[test]
+    fn no_key_stands_twice() {
+        let good = entry("[2]", "[0,8]");
+        for header in [
+            format!("{{\"t\":{good},\"t\":{good}}}"),
+            format!("{{\"t\":{good},\"u\":{},\"t\":{good}}}", entry("[0]", "[8,8]")),
+            format!("{{\"t\":{good},\"\\u0074\":{good}}}"),
+            format!("{{\"t\":{{\"dtype\":\"F32\",{}}}", &good[1..]),
+            format!("{{\"__metadata__\":{{}},\"__metadata__\":{{}},\"t\":{good}}}"),
+            format!("{{\"__metadata__\":{{\"a\":\"1\",\"a\":\"1\"}},\"t\":{good}}}"),
+        ] {
+            assert_eq!(refused(&file(&header, &[0; 8])).class(), Class::DuplicateKey, "{header}");
+        }
+    }
+
+    #[test]
+    fn metadata_is_a_map_of_strings() {
+        for metadata in ["1", "null", "[]", "\"x\"", "{\"a\":1}", "{\"a\":null}", "{\"a\":{\"b\":\"c\"}}"] {
+            let error = refused(&file(&format!("{{\"__metadata__\":{metadata}}}"), &[]));
+            assert_eq!(error.class(), Class::BadMetadata, "{metadata}");
+            assert!(error.to_string().contains("__metadata__"), "{error}");
+        }
+        let many: Vec<String> = (0..=json::MEMBERS).map(|key| format!("\"{key}\":\"\"")).collect();
+        let error = refused(&file(&format!("{{\"__metadata__\":{{{}}}}}", many.join(",")), &[]));
+        assert_eq!(error.class(), Class::LimitExceeded);
+    }
+
+    #[test]
+    fn entries_are_checked_field_by_field() {
+        let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
+        for (text, class) in [
+            ("1".to_owned(), Class::BadEntry),
+            ("null".to_owned(), Class::BadEntry),
+            (deep, Class::BadEntry),
+            ("{}".to_owned(), Class::BadEntry),
+            ("{\"dtype\":\"F32\",\"shape\":[2]}".to_owned(), Class::BadEntry),
+            ("{\"dtype\":\"F32\",\"data_offsets\":[0,8]}".to_owned(), Class::BadEntry),
+            ("{\"shape\":[2],\"data_offsets\":[0,8]}".to_owned(), Class::BadEntry),
+            ("{\"dtype\":32,\"shape\":[2],\"data_offsets\":[0,8]}".to_owned(), Class::BadEntry),
+            ("{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}".to_owned(), Class::BadEntry),
+            ("{\"dtype\":\"C64\",\"shape\":[1],\"data_offsets\":[0,8]}".to_owned(), Class::BadDtype),
+            ("{\"dtype\":\"f32\",\"shape\":[2],\"data_offsets\":[0,8]}".to_owned(), Class::BadDtype),
+            (entry("2", "[0,8]"), Class::BadEntry),
+            (entry("[\"2\"]", "[0,8]"), Class::BadEntry),
+            (entry("[null]", "[0,8]"), Class::BadEntry),
+            (entry("[true]", "[0,8]"), Class::BadEntry),
+            (entry("[-2]", "[0,8]"), Class::BadShape),
+            (entry("[2.0]", "[0,8]"), Class::BadShape),
+            (entry("[18446744073709551616]", "[0,8]"), Class::BadShape),
+            (entry("[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,2]", "[0,8]"), Class::LimitExceeded),
+            (entry("[4294967296,4294967296]", "[0,0]"), Class::ShapeOverflow),
+            (entry("[4611686018427387904]", "[0,0]"), Class::ShapeOverflow),
+            (entry("[18446744073709551615,0]", "[0,0]"), Class::ShapeOverflow),
+            (entry("[2]", "[0]"), Class::BadEntry),
+            (entry("[2]", "[0,8,8]"), Class::BadEntry),
+            (entry("[2]", "\"0,8\""), Class::BadEntry),
+            (entry("[2]", "[-8,0]"), Class::BadOffsets),
+            (entry("[2]", "[8,0]"), Class::BadOffsets),
+            (entry("[2]", "[4,12]"), Class::BadOffsets),
+            (entry("[2]", "[18446744073709551608,0]"), Class::BadOffsets),
+            (entry("[3]", "[0,8]"), Class::SizeMismatch),
+            (entry("[1000,1000]", "[0,8]"), Class::SizeMismatch),
+            (entry("[3]", "[0,12]"), Class::Truncated),
+            (entry("[1]", "[0,4]"), Class::TrailingBytes),
+        ] {
+            let error = refused_entry(&text);
+            assert_eq!(error.class(), class, "{text}: {error}");
+            assert_eq!(error.tensor(), Some("t"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn ranges_tile_the_data() {
+        let two = |first: &str, second: &str| {
+            refused(&file(&format!("{{\"a\":{first},\"b\":{second}}}"), &[0; 16])).class()
+        };
+        assert_eq!(two(&entry("[2]", "[0,8]"), &entry("[2]", "[4,12]")), Class::BadOffsets);
+        assert_eq!(two(&entry("[2]", "[0,8]"), &entry("[2]", "[0,8]")), Class::BadOffsets);
+        assert_eq!(two(&entry("[2]", "[8,16]"), &entry("[1]", "[0,4]")), Class::BadOffsets);
+        assert_eq!(two(&entry("[4]", "[0,16]"), &entry("[0]", "[4,4]")), Class::BadOffsets);
+        assert_eq!(refused(&file("{}", &[0])).class(), Class::TrailingBytes);
+    }
+
+    #[test]
+    fn misleading_names_are_refused() {
+        for name in ["/etc/x", "../x", "a\\u0000", &"x".repeat(1025)] {
+            let header = format!("{{\"{name}\":{}}}", entry("[2]", "[0,8]"));
+            assert_eq!(refused(&file(&header, &[0; 8])).class(), Class::UnsafeName, "{name}");
+        }
+    }
+
+    #[test]
+    fn messages_do_not_repeat_a_whole_header() {
+        let error = refused_entry(&format!("{:?}", "x".repeat(1 << 20)));
+        assert!(error.to_string().len() < 1000);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = read(&bytes);
+            let _ = parse(&bytes, 100);
+        }
+
+        #[test]
+        fn a_changed_header_is_read_or_refused(
+            changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
+            cut in any::<proptest::sample::Index>(),
+            is_cut in any::<bool>(),
+        ) {
+            let text = format!(
+                "{{\"__metadata__\":{{\"DCP_SHARDING_INFO\":\"{{\\\"b\\\":{{\\\"saved_offsets\\\":[0,4]}}}}\"}},\"b\":{},\"a\":{}}}   ",
+                entry("[1,1]", "[0,4]"),
+                entry("[2,3]", "[4,28]")
+            );
+            let mut bytes = file(&text, &[0; 28]);
+            for (place, value) in changes {
+                // Often digits and punctuation, which keep the JSON whole.
+                let value = if value < 128 { b"0123456789-.eE[]{},:\" "[usize::from(value % 22)] } else { value };
+                let place = place.index(bytes.len());
+                bytes[place] = value;
+            }
+            if is_cut {
+                bytes.truncate(cut.index(bytes.len()));
+            }
+            if let Ok(header) = read(&bytes) {
+                let data: u64 = header.entries.iter().map(|entry| entry.end - entry.begin).sum();
+                prop_assert!(data <= u64::try_from(bytes.len()).unwrap());
+            }
+        }
     }
 }

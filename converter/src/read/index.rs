@@ -95,6 +95,9 @@ impl<'de> Visitor<'de> for Members<'_> {
                 let strings = members.next_value_seed(Strings { failure, most: limits::TENSORS });
                 weight_map.replace(failure.classify(strings, Class::IndexBad, "weight_map")?).is_some()
             } else {
+                if others.len() == json::MEMBERS {
+                    return Err(failure.too_many(json::MEMBERS));
+                }
                 members.next_value_seed(PassedOver(failure))?;
                 !others.insert(key.clone())
             };
@@ -183,5 +186,101 @@ pub(crate) fn list<S: AsRef<str>>(names: &[S]) -> String {
     match names.len().saturating_sub(NAMES_SHOWN) {
         0 => shown,
         more => format!("{shown} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn class(text: &str) -> Class {
+        parse(text.as_bytes()).unwrap_err().class()
+    }
+
+    #[test]
+    fn only_the_weight_map_counts() {
+        let text = r#" {"metadata": {"total_size": "x", "format": null, "n": [1, -1, 1.5, true]}, "weight_map": {"a": "f"}, "y": {}}
+            "#;
+        let index = parse(text.as_bytes()).unwrap();
+        assert_eq!(index.weight_map, BTreeMap::from([("a".to_owned(), "f".to_owned())]));
+    }
+
+    #[test]
+    fn what_is_no_index_is_refused() {
+        for text in [
+            "",
+            "[]",
+            "null",
+            "{}",
+            "{",
+            "{\"weight_map\":{}}x",
+            "{\"weight_map\":{\"a\":\"f\"",
+            "{\"weight_map\":[]}",
+            "{\"weight_map\":null}",
+            "{\"weight_map\":{\"a\":1}}",
+            "{\"weight_map\":{\"a\":[\"f\"]}}",
+            "{\"metadata\":{}}",
+            "\u{feff}{\"weight_map\":{}}",
+        ] {
+            assert_eq!(class(text), Class::IndexBad, "{text}");
+        }
+        assert_eq!(class(&format!("{{\"metadata\":{}", "[".repeat(1000))), Class::IndexBad);
+        assert_eq!(parse(b"{\"\xFF\":1}").unwrap_err().class(), Class::IndexBad);
+    }
+
+    #[test]
+    fn no_key_stands_twice() {
+        for text in [
+            "{\"weight_map\":{\"a\":\"f\",\"a\":\"f\"}}",
+            "{\"weight_map\":{},\"weight_map\":{}}",
+            "{\"metadata\":1,\"metadata\":1,\"weight_map\":{}}",
+            "{\"metadata\":[{\"a\":1,\"a\":1}],\"weight_map\":{}}",
+        ] {
+            assert_eq!(class(text), Class::DuplicateKey, "{text}");
+        }
+    }
+
+    #[test]
+    fn shards_are_told_by_name_and_total() {
+        assert_eq!(numbering("model-00001-of-00003.safetensors"), Some(("model", "00003")));
+        assert_eq!(numbering("a-b-1-of-2.safetensors"), Some(("a-b", "2")));
+        for name in [
+            "model.safetensors",
+            "model-1-of-x.safetensors",
+            "model-of-3.safetensors",
+            "model-1-of-3.bin",
+            "-of-.safetensors",
+        ] {
+            assert_eq!(numbering(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_index_is_told_from_a_header() {
+        assert!(is_json(b"{}"));
+        assert!(is_json(b" \n{\"metadata\""));
+        // A header of 123 bytes: its length begins with '{'.
+        assert!(!is_json(b"{\0\0\0\0\0\0\0{\"a\""));
+        assert!(!is_json(b""));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[{}\\[\\]:,\"awe0-9 .-]{0,60}") {
+            let _ = parse(text.as_bytes());
+        }
+
+        #[test]
+        fn a_changed_index_is_read_or_refused(place in any::<proptest::sample::Index>(), value in any::<u8>(), cut in any::<bool>()) {
+            let mut bytes = br#"{"metadata":{"total_size":12},"weight_map":{"a":"m-1-of-2.safetensors","b":"m-2-of-2.safetensors"}}"#.to_vec();
+            let place = place.index(bytes.len());
+            bytes[place] = value;
+            if cut {
+                bytes.truncate(place);
+            }
+            let _ = parse(&bytes);
+        }
     }
 }

@@ -18,6 +18,8 @@ use weighbridge_schemas::limits;
 
 use crate::error::{Class, ReadError, Result};
 
+/// Most members of an object whose size nothing else bounds, such as `__metadata__`.
+pub(crate) const MEMBERS: usize = 100_000;
 /// Longest part of a parser's message that is passed on: it may quote the input.
 const MESSAGE_CHARACTERS: usize = 300;
 
@@ -35,6 +37,11 @@ impl Failure {
     /// Stops at a key that stands twice in one object.
     pub(crate) fn twice<E: de::Error>(&self, key: &str) -> E {
         self.stop(ReadError::new(Class::DuplicateKey, format!("the key {:?} stands twice", shorten(key))))
+    }
+
+    /// Stops at an object of more than `most` members.
+    pub(crate) fn too_many<E: de::Error>(&self, most: usize) -> E {
+        self.stop(ReadError::new(Class::LimitExceeded, format!("an object has more than {most} members")))
     }
 
     /// Gives a value that failed its `class` and `what` it is, unless what failed inside has a class of its own.
@@ -200,8 +207,7 @@ impl<'de> Visitor<'de> for Strings<'_> {
                 return Err(self.failure.twice(&key));
             }
             if strings.len() == self.most {
-                let detail = format!("an object has more than {} members", self.most);
-                return Err(self.failure.stop(ReadError::new(Class::LimitExceeded, detail)));
+                return Err(self.failure.too_many(self.most));
             }
             strings.insert(key, members.next_value()?);
         }
@@ -209,7 +215,7 @@ impl<'de> Visitor<'de> for Strings<'_> {
     }
 }
 
-/// Any value, passed over; but no key twice in it.
+/// Any value, passed over; but no key twice in it, and at most [`MEMBERS`] in one object.
 pub(crate) struct PassedOver<'f>(pub(crate) &'f Failure);
 
 impl<'de> DeserializeSeed<'de> for PassedOver<'_> {
@@ -262,6 +268,9 @@ impl<'de> Visitor<'de> for PassedOver<'_> {
             members.next_value_seed(PassedOver(self.0))?;
             if keys.contains(&key) {
                 return Err(self.0.twice(&key));
+            }
+            if keys.len() == MEMBERS {
+                return Err(self.0.too_many(MEMBERS));
             }
             keys.insert(key);
         }
