@@ -72,7 +72,8 @@ pub(crate) fn length(first: &[u8], file_bytes: u64) -> Result<u64> {
     let follow = file_bytes.saturating_sub(LENGTH_BYTES);
     if length > follow {
         let detail = format!(
-            "the header takes {length} bytes, but only {follow} follow its length; the file was cut short, copy it again"
+            "the header takes {length} bytes, but only {follow} follow its length; the file was cut short, copy it \
+             again"
         );
         return Err(ReadError::new(Class::Truncated, detail));
     }
@@ -90,8 +91,10 @@ fn too_large(length: u64, first: &[u8], file_bytes: u64) -> ReadError {
         detail += &format!("; the file begins like {kind}");
     } else if length.swap_bytes() <= file_bytes {
         detail += "; its bytes are in the order of a big-endian machine";
-    } else {
+    } else if length <= file_bytes {
         detail += "; split the tensors over more files";
+    } else {
+        detail += &format!(", and the file has {file_bytes}; it is no safetensors file");
     }
     ReadError::new(Class::HeaderTooLarge, detail)
 }
@@ -175,7 +178,8 @@ fn check_layout(entries: &[Entry], data_bytes: u64) -> Result<()> {
         None => over(
             Class::Truncated,
             format!(
-                "its data ends at byte {reached}, but the file holds {data_bytes} bytes of data; it was cut short, copy it again"
+                "its data ends at byte {reached}, but the file holds {data_bytes} bytes of data; it was cut short, \
+                 copy it again"
             ),
         ),
     }

@@ -300,8 +300,11 @@ fn check_copy(entry: &Entry, start: Option<&[u64]>, mapped: &str) -> Result<()> 
 
 /// Puts the parts of the tensor `name` together.
 fn join(name: TensorName, parts: Vec<Part>) -> Result<Tensor> {
-    let files: Vec<String> = parts.iter().map(|part| part.file.name().to_owned()).collect();
-    try_join(&name, parts).map_err(|error| error.in_file(index::list(&files)).of_tensor(name.as_str()))
+    let files: Vec<_> = parts.iter().map(|part| Arc::clone(&part.file)).collect();
+    try_join(&name, parts).map_err(|error| {
+        let files: Vec<&str> = files.iter().map(|file| file.name()).collect();
+        error.in_file(index::list(&files)).of_tensor(name.as_str())
+    })
 }
 
 fn try_join(name: &TensorName, mut parts: Vec<Part>) -> Result<Tensor> {
