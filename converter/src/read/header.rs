@@ -6,7 +6,7 @@
 //! offsets counted from byte 8 + N, and `__metadata__` gives a map of strings. 8 + N need not be a multiple of
 //! anything: the library pads to 8, other writers do not, so tensors may lie at odd bytes.
 //!
-//! `PyTorch`'s distributed checkpoints write one such file a rank, which holds slices. Where a slice starts in its
+//! PyTorch's distributed checkpoints write one such file a rank, which holds slices. Where a slice starts in its
 //! tensor then stands in `__metadata__`, under `DCP_SHARDING_INFO`, as JSON in a string:
 //! `{"TENSOR": {"saved_offsets": [row, column]}}`.
 //!

@@ -1,13 +1,13 @@
 //! safetensors checkpoints: one file, a folder of files, or a Hugging Face index and its shards.
 //!
 //! What is read together: the one file that was named; or the files of an index; or, in a folder without an index,
-//! every `.safetensors` file directly in it (never in sub-folders: `PyTorch`'s consolidating writer leaves each
+//! every `.safetensors` file directly in it (never in sub-folders: PyTorch's consolidating writer leaves each
 //! tensor there a second time, in parts).
 //!
-//! A tensor lies whole in one file, unless the files say where their slices belong (see [`super::header`]). Then
+//! A tensor lies whole in one file, unless the files say where their slices belong (see `header.rs`). Then
 //! the tensor's shape is nowhere written down: it is, in each dimension, as far as any slice reaches. So a slice
 //! that is lost at the end cannot be seen, but one lost elsewhere leaves a hole, which is refused. That happens:
-//! where one rank holds two slices of a tensor, `PyTorch`'s writer keeps only the last.
+//! where one rank holds two slices of a tensor, PyTorch's writer keeps only the last.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry::{Occupied, Vacant};
