@@ -11,7 +11,9 @@ use crate::source::Source;
 
 pub mod dcp;
 pub mod detect;
-pub mod index;
+mod header;
+mod index;
+mod json;
 pub mod pickle;
 pub mod safetensors;
 pub mod torch_item;
