@@ -19,6 +19,8 @@
 //! *non-finite row*; a finite row of which any element decodes to something non-finite (a scale or a cast that
 //! overflowed) is an *overflow row*.
 
+use std::array;
+
 /// How many row numbers are remembered of each kind of bad row.
 pub const ROWS_NAMED: usize = 8;
 
@@ -273,27 +275,21 @@ impl<T: Element> Sums<T> {
     /// Of `row`; `None` of an empty one.
     pub(crate) fn of(row: &[T]) -> Option<Self> {
         let &first = row.first()?;
+        let (chunks, rest) = row.as_chunks();
         let mut min = [first; LANES];
         let mut max = [first; LANES];
         let mut squares = [0.0; LANES];
-        let (chunks, rest) = row.as_chunks::<LANES>();
         for chunk in chunks {
-            for lane in 0..LANES {
-                min[lane] = smaller(chunk[lane], min[lane]);
-                max[lane] = larger(chunk[lane], max[lane]);
-                squares[lane] += square(chunk[lane].into());
-            }
+            min = each(min, chunk, |min, value| smaller(value, min));
+            max = each(max, chunk, |max, value| larger(value, max));
+            squares = each(squares, chunk, |sum, value| sum + square(value.into()));
         }
-        for (lane, &value) in rest.iter().enumerate() {
-            min[lane] = smaller(value, min[lane]);
-            max[lane] = larger(value, max[lane]);
-            squares[lane] += square(value.into());
-        }
-        Some(Self {
-            min: min.into_iter().fold(first, |min, value| smaller(value, min)),
-            max: max.into_iter().fold(first, |max, value| larger(value, max)),
-            squares: fold(&squares),
-        })
+        let chunk = &filled_up(rest, first);
+        min = each(min, chunk, |min, value| smaller(value, min));
+        max = each(max, chunk, |max, value| larger(value, max));
+        let rest: [f64; LANES] = array::from_fn(|lane| rest.get(lane).map_or(0.0, |&value| value.into()));
+        squares = each(squares, &rest, |sum, value| sum + square(value));
+        Some(Self { min: reduce(min, smaller), max: reduce(max, larger), squares: fold(&squares) })
     }
 }
 
@@ -305,24 +301,40 @@ struct Errors {
 
 impl Errors {
     fn of(row: &[f32], decoded: &[f32]) -> Self {
+        let (chunks, rest) = row.as_chunks();
+        let (decoded_chunks, decoded_rest) = decoded.as_chunks();
         let mut max = [0.0; LANES];
         let mut squares = [0.0; LANES];
-        let (chunks, rest) = row.as_chunks::<LANES>();
-        let (decoded_chunks, decoded_rest) = decoded.as_chunks::<LANES>();
         for (chunk, decoded) in chunks.iter().zip(decoded_chunks) {
-            for lane in 0..LANES {
-                let error = f64::from(chunk[lane]) - f64::from(decoded[lane]);
-                max[lane] = larger(error.abs(), max[lane]);
-                squares[lane] += square(error);
-            }
+            let errors = differences(chunk, decoded);
+            max = each(max, &errors, |max, error| larger(error.abs(), max));
+            squares = each(squares, &errors, |sum, error| sum + square(error));
         }
-        for (lane, (&value, &decoded)) in rest.iter().zip(decoded_rest).enumerate() {
-            let error = f64::from(value) - f64::from(decoded);
-            max[lane] = larger(error.abs(), max[lane]);
-            squares[lane] += square(error);
-        }
-        Self { max: max.into_iter().fold(0.0, |max, error| larger(error, max)), squares: fold(&squares) }
+        let errors = differences(&filled_up(rest, 0.0), &filled_up(decoded_rest, 0.0));
+        max = each(max, &errors, |max, error| larger(error.abs(), max));
+        squares = each(squares, &errors, |sum, error| sum + square(error));
+        Self { max: reduce(max, larger), squares: fold(&squares) }
     }
+}
+
+/// `step` in every lane. Whole arrays in and out, so that the compiler keeps them in vector registers.
+fn each<S: Copy, T: Copy>(lanes: [S; LANES], values: &[T; LANES], step: impl Fn(S, T) -> S) -> [S; LANES] {
+    array::from_fn(|lane| step(lanes[lane], values[lane]))
+}
+
+fn differences(row: &[f32; LANES], decoded: &[f32; LANES]) -> [f64; LANES] {
+    array::from_fn(|lane| f64::from(row[lane]) - f64::from(decoded[lane]))
+}
+
+/// The end of a row as a chunk, with `filling` behind it.
+fn filled_up<T: Copy>(rest: &[T], filling: T) -> [T; LANES] {
+    array::from_fn(|lane| rest.get(lane).copied().unwrap_or(filling))
+}
+
+/// One value of all lanes; `choose` is indifferent to order.
+fn reduce<T: Copy>(s: [T; LANES], choose: impl Fn(T, T) -> T) -> T {
+    let halves: [T; LANES / 2] = array::from_fn(|lane| choose(s[lane], s[lane + LANES / 2]));
+    choose(choose(halves[0], halves[2]), choose(halves[1], halves[3]))
 }
 
 fn fold(s: &[f64; LANES]) -> f64 {

@@ -84,8 +84,7 @@ mod tests {
         for &source in Dtype::ALL {
             let rows: Vec<u8> = (1..=96u8).cycle().take(96).collect();
             let statistics = keep(source, 3, &rows);
-            let size = usize::try_from(source.size()).unwrap();
-            assert_eq!((statistics.rows as usize, statistics.elements as usize), (32 / size, 96 / size));
+            assert_eq!((statistics.rows, statistics.elements), (32 / source.size(), 96 / source.size()));
             assert_eq!(statistics.min.is_some(), source.is_float(), "{source:?}");
             assert_eq!((statistics.max_error, statistics.overflow_rows), (0.0, 0));
         }
