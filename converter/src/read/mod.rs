@@ -17,6 +17,7 @@ mod json;
 pub mod pickle;
 pub mod safetensors;
 pub mod torch_item;
+mod zip;
 
 /// Opens the checkpoint at `path` (a folder, or one file) and lists its tensors. Without a `format` it is found
 /// out by content.
