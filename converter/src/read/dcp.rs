@@ -475,3 +475,6 @@ fn slice(
 fn unsupported(why: impl Into<String>) -> ReadError {
     ReadError::new(Class::UnsupportedObject, why)
 }
+
+#[cfg(test)]
+mod tests;
