@@ -7,6 +7,7 @@
 
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::error::shorten;
+use weighbridge_schemas::limits;
 
 use super::pickle::{self, Global, Pickle, Place, Tuple, Value};
 use super::zip;
@@ -268,8 +269,12 @@ fn check_plain(pickle: &Pickle<'_>, rest: &[Value<'_>]) -> Result<()> {
 }
 
 fn counts(pickle: &Pickle<'_>, tuple: Tuple) -> Result<Vec<u64>> {
-    let values = pickle.tuple(tuple).iter();
-    let counts = values.map(|value| match value {
+    let values = pickle.tuple(tuple);
+    if values.len() > limits::DIMENSIONS {
+        let why = format!("a tensor of {} dimensions; the most are {}", values.len(), limits::DIMENSIONS);
+        return Err(ReadError::new(Class::LimitExceeded, why));
+    }
+    let counts = values.iter().map(|value| match value {
         Value::Int(count) => u64::try_from(*count).map_err(|_| out_of_bounds("a size or stride is negative")),
         _ => Err(not_a_tensor("a tensor whose sizes or strides are no integers")),
     });

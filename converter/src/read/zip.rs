@@ -204,7 +204,11 @@ pub(super) fn data_start(entry: &Entry<'_>, local: &[u8]) -> Result<u64> {
     let descriptor_follows = u16_at(fixed, 6)? & 8 != 0;
     let size = u64::from(u32_at(fixed, 22)?);
     if !descriptor_follows && size != entry.length && size != SEE_ZIP64 {
-        let why = format!("{:?} has {size} bytes by one header, {} by the other", entry.name, entry.length);
+        let why = format!(
+            "{:?} has {size} bytes by one header, {} by the other",
+            shorten(entry.name),
+            entry.length
+        );
         return Err(malformed(why));
     }
     let before = LOCAL as u64 + u64::from(name_length) + u64::from(u16_at(fixed, 28)?);
