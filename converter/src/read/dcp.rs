@@ -52,7 +52,7 @@ pub fn open(source: Source) -> Result<Checkpoint> {
     let files = open_files(&source, &listing.items)?;
     let fingerprint = fingerprint(&bytes, &files);
     let tensors = listing.entries.iter().map(|entry| {
-        tensor(entry, &listing.items, &files).map_err(|error| error.of_tensor(shorten(entry.name)))
+        tensor(entry, &listing.items, &files).map_err(|error| error.of_tensor(shown(entry.name)))
     });
     let tensors = tensors.collect::<Result<_>>()?;
     let notes = listing.notes();
@@ -152,13 +152,13 @@ impl<'a> Listing<'a> {
             let Value::Text(name) = name else { return Err(unsupported("a tensor's name is not a text")) };
             if !names.insert(name) {
                 let why = "two entries of .metadata have this name";
-                return Err(ReadError::new(Class::DuplicateKey, why).of_tensor(shorten(name)));
+                return Err(ReadError::new(Class::DuplicateKey, why).of_tensor(shown(name)));
             }
             if pickle.made(value, Global::BytesStorageMetadata).is_some() {
                 listing.others.push(name);
             } else {
                 let entry = Entry::of(pickle, name, value);
-                listing.entries.push(entry.map_err(|error| error.of_tensor(shorten(name)))?);
+                listing.entries.push(entry.map_err(|error| error.of_tensor(shown(name)))?);
             }
         }
         listing.check_count()?;
@@ -181,10 +181,8 @@ impl<'a> Listing<'a> {
 
     /// What was passed over, for people.
     fn notes(&self) -> Vec<String> {
-        let shown = self.others.iter().take(NOTES);
-        let mut notes: Vec<_> = shown
-            .map(|name| format!("{}: not a tensor, passed over", shorten(name).escape_debug()))
-            .collect();
+        let note = |name: &&str| format!("{}: not a tensor, passed over", shown(name).escape_debug());
+        let mut notes: Vec<_> = self.others.iter().take(NOTES).map(note).collect();
         let more = self.others.len().saturating_sub(NOTES);
         if more > 0 {
             notes.push(format!("and {more} more entries that are no tensors were passed over"));
@@ -263,7 +261,7 @@ impl<'a> Items<'a> {
             };
             items
                 .add(pickle, name, index.get("offset")?, info)
-                .map_err(|error| error.of_tensor(shorten(name)))?;
+                .map_err(|error| error.of_tensor(shown(name)))?;
         }
         Ok(items)
     }
@@ -387,7 +385,7 @@ fn open_files<'a>(source: &Source, items: &Items<'a>) -> Result<BTreeMap<&'a str
         return Err(in_metadata(ReadError::new(Class::LimitExceeded, why)));
     }
     let open = |(&path, name): (&&'a str, &&'a str)| {
-        let file = open_file(source, path).map_err(|error| error.of_tensor(shorten(name)))?;
+        let file = open_file(source, path).map_err(|error| error.of_tensor(shown(name)))?;
         Ok((path, file))
     };
     items.files.iter().map(open).collect()
@@ -472,6 +470,14 @@ fn slice(
     })
 }
 
+/// A name for messages, shortened only where no tensor may have it.
+fn shown(name: &str) -> String {
+    if name.len() <= limits::TENSOR_NAME_BYTES { name.to_owned() } else { shorten(name) }
+}
+
 fn unsupported(why: impl Into<String>) -> ReadError {
     ReadError::new(Class::UnsupportedObject, why)
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,8 +5,9 @@
 //! start. The bytes themselves, perhaps gigabytes, are left to whoever needs them. An item starts at any byte of its
 //! file, so the storage is not aligned there. Layout and rules are those of torch 2.2 to 2.14.
 
-use weighbridge_schemas::dtype::{Dtype, element_count};
+use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::error::shorten;
+use weighbridge_schemas::limits;
 
 use super::pickle::{self, Global, Pickle, Place, Tuple, Value};
 use super::zip;
@@ -217,7 +218,7 @@ impl SavedTensor {
             return Err(ReadError::new(Class::StorageSizeMismatch, why));
         }
         // An empty tensor touches nothing, wherever it says it starts.
-        if element_count(sizes, dtype) == Some(0) {
+        if sizes.contains(&0) {
             return Ok(0);
         }
         let reach = sizes.iter().zip(&self.strides).try_fold(self.offset, |reach, (size, stride)| {
@@ -268,8 +269,12 @@ fn check_plain(pickle: &Pickle<'_>, rest: &[Value<'_>]) -> Result<()> {
 }
 
 fn counts(pickle: &Pickle<'_>, tuple: Tuple) -> Result<Vec<u64>> {
-    let values = pickle.tuple(tuple).iter();
-    let counts = values.map(|value| match value {
+    let values = pickle.tuple(tuple);
+    if values.len() > limits::DIMENSIONS {
+        let why = format!("a tensor of {} dimensions; the most are {}", values.len(), limits::DIMENSIONS);
+        return Err(ReadError::new(Class::LimitExceeded, why));
+    }
+    let counts = values.iter().map(|value| match value {
         Value::Int(count) => u64::try_from(*count).map_err(|_| out_of_bounds("a size or stride is negative")),
         _ => Err(not_a_tensor("a tensor whose sizes or strides are no integers")),
     });
@@ -295,4 +300,206 @@ fn not_a_tensor(what: &str) -> ReadError {
 
 fn out_of_bounds(why: impl Into<String>) -> ReadError {
     ReadError::new(Class::StorageOutOfBounds, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::zip::tests::archive;
+    use super::*;
+    use crate::source::Source;
+
+    /// Writes `item` between other bytes, and locates its tensor.
+    fn locate_in(item: &[u8], length: u64, dtype: Dtype, sizes: &[u64]) -> Result<Strided> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("__0_0.distcp"), [b"abc", item, b"behind"].concat()).unwrap();
+        let source = Source::open(folder.path()).unwrap();
+        locate(&source.file("__0_0.distcp").unwrap(), 3, length, dtype, sizes)
+    }
+
+    fn int(value: i64) -> Vec<u8> {
+        [&b"\x8a\x08"[..], &value.to_le_bytes()].concat()
+    }
+
+    fn tuple(values: &[i64]) -> Vec<u8> {
+        let values: Vec<u8> = values.iter().flat_map(|&value| int(value)).collect();
+        [b"(", &values[..], b"t"].concat()
+    }
+
+    /// The pickle of a tensor, version 2: `storage` elements of a class, and offset, sizes and strides.
+    fn pickled(class: &str, storage: i64, offset: i64, sizes: &[i64], strides: &[i64]) -> Vec<u8> {
+        [
+            b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\n",
+            class.as_bytes(),
+            b"\nX\x01\0\0\x000X\x03\0\0\0cpu",
+            &int(storage),
+            b"tQ",
+            &int(offset),
+            &tuple(sizes),
+            &tuple(strides),
+            b"\x89ccollections\nOrderedDict\n)RtR.",
+        ]
+        .concat()
+    }
+
+    fn item(pickle: &[u8], storage: &[u8]) -> Vec<u8> {
+        archive(&[("a/data.pkl", pickle), ("a/byteorder", b"little"), ("a/data/0", storage)])
+    }
+
+    fn located(pickle: &[u8], storage: usize, dtype: Dtype, sizes: &[u64]) -> Result<Strided> {
+        let item = item(pickle, &vec![7; storage]);
+        locate_in(&item, item.len() as u64, dtype, sizes)
+    }
+
+    fn class(pickle: &[u8], storage: usize, sizes: &[u64]) -> Class {
+        located(pickle, storage, Dtype::F32, sizes).unwrap_err().class()
+    }
+
+    fn replaced(pickle: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
+        let at = pickle.windows(from.len()).position(|window| window == from).unwrap();
+        [&pickle[..at], to, &pickle[at + from.len()..]].concat()
+    }
+
+    #[test]
+    fn a_view_is_found_with_offset_and_strides() {
+        let pickle = pickled("FloatStorage", 12, 2, &[2, 3], &[1, 2]);
+        let storage: Vec<u8> = (100..148).collect();
+        let item = item(&pickle, &storage);
+        let found = locate_in(&item, item.len() as u64, Dtype::F32, &[2, 3]).unwrap();
+        assert_eq!(found.strides, [1, 2]);
+        let first = usize::try_from(found.offset).unwrap() - 3;
+        assert_eq!(item[first..first + 4], [108, 109, 110, 111]);
+    }
+
+    #[test]
+    fn scalars_and_empty_tensors_are_found() {
+        let scalar = located(&pickled("LongStorage", 1, 0, &[], &[]), 8, Dtype::I64, &[]).unwrap();
+        assert!(scalar.strides.is_empty());
+        let empty = pickled("FloatStorage", 0, 9, &[0, i64::MAX], &[i64::MAX, i64::MAX]);
+        assert!(located(&empty, 0, Dtype::F32, &[0, i64::MAX.cast_unsigned()]).is_ok());
+    }
+
+    #[test]
+    fn version_3_names_its_dtype_and_counts_bytes() {
+        let version_2 = pickled("X", 6, 0, &[3], &[1]);
+        let untyped = replaced(&version_2, b"ctorch\nX\n", b"ctorch.storage\nUntypedStorage\n");
+        let untyped = replaced(&untyped, b"_v2", b"_v3");
+        let version_3 = |dtype: &str| {
+            let end = format!("OrderedDict\n)Rctorch\n{dtype}\nt");
+            replaced(&untyped, b"OrderedDict\n)Rt", end.as_bytes())
+        };
+        assert!(located(&version_3("uint16"), 6, Dtype::U16, &[3]).is_ok());
+        let error = located(&version_3("uint32"), 6, Dtype::U32, &[3]).unwrap_err();
+        assert_eq!(error.class(), Class::StorageSizeMismatch);
+        assert_eq!(class(&version_3("complex64"), 6, &[3]), Class::BadDtype);
+        assert_eq!(class(&untyped, 6, &[3]), Class::UnsupportedObject);
+    }
+
+    #[test]
+    fn a_parameter_is_its_tensor() {
+        let tensor = pickled("FloatStorage", 4, 0, &[4], &[1]);
+        let inner = tensor[2..].strip_suffix(b".").unwrap();
+        let ends = [&b"\x80\x02ctorch._utils\n_rebuild_parameter\n("[..], b"\x88}tR."];
+        let parameter = [ends[0], inner, ends[1]].concat();
+        assert!(located(&parameter, 16, Dtype::F32, &[4]).is_ok());
+    }
+
+    #[test]
+    fn what_the_metadata_does_not_declare_is_a_mismatch() {
+        let pickle = pickled("FloatStorage", 4, 0, &[2, 2], &[2, 1]);
+        for (dtype, sizes) in [(Dtype::I32, &[2, 2][..]), (Dtype::F32, &[4]), (Dtype::F32, &[2, 1])] {
+            let error = located(&pickle, 16, dtype, sizes).unwrap_err();
+            assert_eq!(error.class(), Class::DcpChunkMismatch);
+            assert_eq!(error.file(), Some("__0_0.distcp"));
+        }
+    }
+
+    #[test]
+    fn views_that_leave_their_storage_are_refused() {
+        for (offset, sizes, strides) in [
+            (1, [2, 2], [2, 1]),
+            (0, [2, 2], [3, 1]),
+            (-1, [2, 2], [2, 1]),
+            (0, [2, 2], [-2, 1]),
+            (i64::MAX, [2, 2], [i64::MAX, i64::MAX]),
+            (0, [i64::MAX, 2], [i64::MAX, 1]),
+        ] {
+            let pickle = pickled("FloatStorage", 4, offset, &sizes, &strides);
+            let sizes = sizes.map(i64::cast_unsigned);
+            assert_eq!(class(&pickle, 16, &sizes), Class::StorageOutOfBounds, "{offset} {strides:?}");
+        }
+    }
+
+    #[test]
+    fn storages_have_exactly_their_bytes() {
+        for (count, bytes) in [(4, 15), (4, 17), (5, 16), (-1, 16), (i64::MAX, 16)] {
+            let pickle = pickled("FloatStorage", count, 0, &[4], &[1]);
+            assert_eq!(class(&pickle, bytes, &[4]), Class::StorageSizeMismatch, "{count} {bytes}");
+        }
+    }
+
+    #[test]
+    fn other_objects_are_refused() {
+        let tensor = pickled("FloatStorage", 4, 0, &[4], &[1]);
+        for (from, to) in [
+            (&b"X\x03\0\0\0cpu"[..], &b"X\x04\0\0\0meta"[..]),
+            (b"OrderedDict\n)Rt", b"OrderedDict\n)R}X\x03\0\0\0neg\x88st"),
+            (b"X\x07\0\0\0storage", b"X\x07\0\0\0another"),
+            (b"tR.", b"tR\x85."),
+        ] {
+            assert_eq!(class(&replaced(&tensor, from, to), 16, &[4]), Class::UnsupportedObject, "{to:?}");
+        }
+        let complex = pickled("ComplexFloatStorage", 4, 0, &[4], &[1]);
+        assert_eq!(class(&complex, 32, &[4]), Class::BadDtype);
+        let ranks = pickled("FloatStorage", 4, 0, &[4], &[1, 1]);
+        assert_eq!(class(&ranks, 16, &[4]), Class::UnsupportedObject);
+        assert_eq!(class(b"\x80\x02cos\nsystem\n.", 16, &[4]), Class::ForbiddenGlobal);
+    }
+
+    #[test]
+    fn big_endian_items_are_refused() {
+        let pickle = pickled("FloatStorage", 4, 0, &[4], &[1]);
+        for order in [&b"big"[..], b"middle"] {
+            let item = archive(&[("a/data.pkl", &pickle), ("a/byteorder", order), ("a/data/0", &[0; 16])]);
+            let error = locate_in(&item, item.len() as u64, Dtype::F32, &[4]).unwrap_err();
+            assert_eq!(error.class(), Class::BadByteorder);
+        }
+        let old = archive(&[("a/data.pkl", &pickle), ("a/data/0", &[0; 16])]);
+        assert!(locate_in(&old, old.len() as u64, Dtype::F32, &[4]).is_ok());
+    }
+
+    #[test]
+    fn a_wrong_length_is_seen() {
+        let item = item(&pickled("FloatStorage", 4, 0, &[4], &[1]), &[0; 16]);
+        let length = item.len() as u64;
+        for (length, expected) in [
+            (0, Class::ZipMalformed),
+            (length - 1, Class::ZipMalformed),
+            (length + 1, Class::ZipMalformed),
+            (length + 7, Class::Truncated),
+            (u64::MAX, Class::Truncated),
+        ] {
+            let error = locate_in(&item, length, Dtype::F32, &[4]).unwrap_err();
+            assert_eq!(error.class(), expected, "{length}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn altered_items_never_panic(
+            edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let real = include_bytes!("../../../tests/data/dcp_two_ranks/__0_0.distcp");
+            let mut item = real[..1002].to_vec();
+            for (at, byte) in edits {
+                let at = at.index(item.len());
+                item[at] = byte;
+            }
+            if let Ok(found) = locate_in(&item, 1002, Dtype::F32, &[4, 4]) {
+                let reach: u64 = found.strides.iter().map(|stride| 3 * stride).sum();
+                prop_assert!(found.offset + (reach + 1) * 4 <= 3 + 1002);
+            }
+        }
+    }
 }

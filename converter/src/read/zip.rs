@@ -27,7 +27,7 @@ const END64: usize = 56;
 const ENTRY: usize = 46;
 /// The fixed part of a local header.
 pub(super) const LOCAL: usize = 30;
-/// How much of an archive's end [`Directory::place`] needs, at most.
+/// How much of an archive's end [`find_directory`] needs, at most.
 pub(super) const TAIL: u64 = (END + LOCATOR + END64) as u64;
 /// Largest central directory, in bytes.
 const DIRECTORY_BYTES: u64 = 8 << 20;
@@ -68,17 +68,15 @@ pub(super) fn find_directory(tail: &[u8], length: u64) -> Result<Place> {
     if disks != (0, 0, true) {
         return Err(malformed("the archive spans several disks"));
     }
-    if let Some((before, locator)) = before.split_last_chunk::<LOCATOR>() {
-        if locator.starts_with(b"PK\x06\x07") {
-            let end64_at = end_at.checked_sub((LOCATOR + END64) as u64);
-            end_at =
-                end64_at.filter(|&at| u64_at(locator, 8).is_ok_and(|said| said == at)).ok_or_else(|| {
-                    malformed("the ZIP64 end record is not where its locator says, right before it")
-                })?;
-            let wide = end64(before)?;
-            agree(directory, wide)?;
-            directory = wide;
-        }
+    if let Some((before, locator)) = before.split_last_chunk::<LOCATOR>()
+        && locator.starts_with(b"PK\x06\x07")
+    {
+        let end64_at = end_at.checked_sub((LOCATOR + END64) as u64);
+        let end64_at = end64_at.filter(|&at| u64_at(locator, 8).is_ok_and(|said| said == at));
+        end_at = end64_at.ok_or_else(|| malformed("the ZIP64 end record is not right before its locator"))?;
+        let wide = end64(before)?;
+        agree(directory, wide)?;
+        directory = wide;
     }
     let [entries, size, start] = directory;
     if start.checked_add(size) != Some(end_at) {
@@ -206,7 +204,11 @@ pub(super) fn data_start(entry: &Entry<'_>, local: &[u8]) -> Result<u64> {
     let descriptor_follows = u16_at(fixed, 6)? & 8 != 0;
     let size = u64::from(u32_at(fixed, 22)?);
     if !descriptor_follows && size != entry.length && size != SEE_ZIP64 {
-        let why = format!("{:?} has {size} bytes by one header, {} by the other", entry.name, entry.length);
+        let why = format!(
+            "{:?} has {size} bytes by one header, {} by the other",
+            shorten(entry.name),
+            entry.length
+        );
         return Err(malformed(why));
     }
     let before = LOCAL as u64 + u64::from(name_length) + u64::from(u16_at(fixed, 28)?);
@@ -300,4 +302,148 @@ fn u32_at(bytes: &[u8], at: usize) -> Result<u32> {
 
 fn u64_at(bytes: &[u8], at: usize) -> Result<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// An archive as torch writes it: padded local headers, sizes in the directory only, ZIP64 end records.
+    pub(in crate::read) fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+        archive_with(entries, |_| {}, true)
+    }
+
+    /// The same, its directory altered, and with ZIP64 end records or without.
+    fn archive_with(entries: &[(&str, &[u8])], alter: impl Fn(&mut Vec<u8>), zip64: bool) -> Vec<u8> {
+        let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+        for (name, data) in entries {
+            let header = u32::try_from(bytes.len()).unwrap();
+            let sizes = [name.len(), data.len()].map(|size| u32::try_from(size).unwrap().to_le_bytes());
+            bytes.extend(b"PK\x03\x04\0\0\x08\x08\0\0");
+            bytes.extend([0; 16]);
+            bytes.extend([sizes[0][0], sizes[0][1], 9, 0]);
+            bytes.extend(name.as_bytes());
+            bytes.extend(b"FB\x05\0ZZZZZ");
+            bytes.extend(*data);
+            directory.extend(b"PK\x01\x02\0\0\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0");
+            directory.extend([sizes[1], sizes[1], [sizes[0][0], sizes[0][1], 0, 0]].concat());
+            directory.extend([0; 10]);
+            directory.extend(header.to_le_bytes());
+            directory.extend(name.as_bytes());
+        }
+        alter(&mut directory);
+        let (count, start) = (entries.len() as u64, bytes.len() as u64);
+        let (size, end64) = (directory.len() as u64, start + directory.len() as u64);
+        bytes.extend(directory);
+        if zip64 {
+            bytes.extend(b"PK\x06\x06\x2c\0\0\0\0\0\0\0\x1e\x03\x2d\0\0\0\0\0\0\0\0\0");
+            bytes.extend([count, count, size, start].map(u64::to_le_bytes).concat());
+            bytes.extend(b"PK\x06\x07\0\0\0\0");
+            bytes.extend(end64.to_le_bytes());
+            bytes.extend(b"\x01\0\0\0");
+        }
+        bytes.extend(b"PK\x05\x06\0\0\0\0");
+        bytes.extend([&count.to_le_bytes()[..2], &count.to_le_bytes()[..2]].concat());
+        bytes.extend([&size.to_le_bytes()[..4], &start.to_le_bytes()[..4], &[0, 0]].concat());
+        bytes
+    }
+
+    fn at(place: u64) -> usize {
+        usize::try_from(place).unwrap()
+    }
+
+    /// The data of the entry `name`, read as a reader of files would.
+    fn read(archive: &[u8], name: &str) -> Result<Vec<u8>> {
+        let tail = archive.len().saturating_sub(at(TAIL));
+        let place = find_directory(&archive[tail..], archive.len() as u64)?;
+        let directory = &archive[at(place.bytes.start)..at(place.bytes.end)];
+        let directory = Directory::parse(directory, &place)?;
+        directory.prefix()?;
+        let entry = directory.get(name)?;
+        let start = at(data_start(&entry, &archive[at(entry.header)..])?);
+        Ok(archive[start..start + at(entry.length)].to_vec())
+    }
+
+    fn class(archive: &[u8]) -> Class {
+        read(archive, "a/data/0").unwrap_err().class()
+    }
+
+    const ENTRIES: &[(&str, &[u8])] =
+        &[("a/data.pkl", b"pickle"), ("a/data/0", b"bytes"), ("a/version", b"3\n")];
+
+    #[test]
+    fn data_lies_behind_the_local_header() {
+        for zip64 in [true, false] {
+            let archive = archive_with(ENTRIES, |_| {}, zip64);
+            assert_eq!(read(&archive, "a/data/0").unwrap(), b"bytes");
+            assert_eq!(read(&archive, "a/data.pkl").unwrap(), b"pickle");
+        }
+    }
+
+    #[test]
+    fn sizes_may_stand_in_the_zip64_field() {
+        let widen = |directory: &mut Vec<u8>| {
+            directory[20..28].fill(0xff);
+            directory[30] = 20;
+            let field = [&b"\x01\0\x10\0"[..], &6u64.to_le_bytes(), &6u64.to_le_bytes()].concat();
+            directory.splice(56..56, field);
+        };
+        assert_eq!(read(&archive_with(ENTRIES, widen, true), "a/data.pkl").unwrap(), b"pickle");
+        let cut = |directory: &mut Vec<u8>| {
+            widen(directory);
+            directory[58] = 8;
+        };
+        assert_eq!(class(&archive_with(ENTRIES, cut, true)), Class::ZipMalformed);
+    }
+
+    #[test]
+    fn altered_directories_are_refused() {
+        type Alter = fn(&mut Vec<u8>);
+        let cases: [(Alter, Class); 8] = [
+            (|directory| directory[8] |= 1, Class::ZipMalformed),
+            (|directory| directory[10] = 8, Class::ZipCompressed),
+            (|directory| directory[24] += 1, Class::ZipMalformed),
+            (|directory| directory[20..28].fill(0x7f), Class::ZipMalformed),
+            // Longer than the room up to the next entry by one byte.
+            (|directory| directory[20..28].copy_from_slice(b"\x10\0\0\0\x10\0\0\0"), Class::ZipMalformed),
+            (|directory| directory[46] = b'b', Class::ZipMalformed),
+            (|directory| directory[42] = 1, Class::ZipMalformed),
+            (|directory| directory.push(0), Class::ZipMalformed),
+        ];
+        for (index, (alter, expected)) in cases.into_iter().enumerate() {
+            let archive = archive_with(ENTRIES, alter, true);
+            let name = if index == 5 { "b/data.pkl" } else { "a/data.pkl" };
+            let error = read(&archive, name).unwrap_err();
+            assert_eq!(error.class(), expected, "{index}: {error}");
+        }
+    }
+
+    #[test]
+    fn doubled_and_missing_entries_are_refused() {
+        let twice = [ENTRIES, &[("a/data/0", b"other")]].concat();
+        assert_eq!(class(&archive(&twice)), Class::ZipDuplicateEntry);
+        let two_pickles = [ENTRIES, &[("b/data.pkl", b"other")]].concat();
+        assert_eq!(class(&archive(&two_pickles)), Class::ZipDuplicateEntry);
+        assert_eq!(class(&archive(&ENTRIES[..1])), Class::ZipMissingEntry);
+        assert_eq!(class(&archive(&ENTRIES[1..])), Class::ZipMissingEntry);
+    }
+
+    #[test]
+    fn altered_end_records_are_refused() {
+        let whole = archive(ENTRIES);
+        for cut in 1..whole.len() {
+            assert_eq!(class(&whole[..whole.len() - cut]), Class::ZipMalformed, "{cut}");
+        }
+        assert_eq!(class(&[&whole[..], b"\0"].concat()), Class::ZipMalformed);
+        let ends = whole.len() - at(TAIL)..whole.len();
+        let ignored =
+            [12..16, 16..24, 60..64, 72..76].map(|range| ends.start + range.start..ends.start + range.end);
+        for place in ends {
+            let mut altered = whole.clone();
+            altered[place] ^= 0x55;
+            if !ignored.iter().any(|range| range.contains(&place)) {
+                assert_eq!(class(&altered), Class::ZipMalformed, "{place}");
+            }
+        }
+    }
 }

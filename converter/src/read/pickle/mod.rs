@@ -3,15 +3,16 @@
 //! A pickle is a program for a small stack machine, and Python's own reader lets it call any function it names.
 //! This one reads the same opcodes (protocols 2 to 5, the ones that `torch.save` and `torch.distributed.checkpoint`
 //! write; Python's `pickletools.py` describes each), but a global is a mere token, which has to stand on the list in
-//! [`globals`], and "calling" one of the listed functions or classes builds an [`Object`] with its arguments. An
+//! `globals.rs`, and "calling" one of the listed functions or classes builds an [`Object`] with its arguments. An
 //! unlisted global ends the reading at once, as does every opcode that could do something else.
 //!
 //! Values lie in flat tables and refer to each other by index. So containers that are shared (a pickle can nest
 //! twenty shared pairs and mean a million leaves) cost what they take in the pickle, loops leak nothing, and dropping
 //! never recurses. Whoever follows values has to bound its own walk: readers go down a fixed number of steps.
-//! Memory is bounded by the pickle's own length, see [`machine`].
+//! Memory is bounded by the pickle's own length (see `machine.rs`).
 
 mod globals;
+mod input;
 mod machine;
 
 pub use globals::{Global, Place};
@@ -131,3 +132,5 @@ pub fn parse(input: &[u8], place: Place) -> Result<Pickle<'_>> {
     machine::Machine::new(input, place).run()
 }
 
+#[cfg(test)]
+mod tests;
