@@ -162,7 +162,7 @@ impl ReadError {
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self.class {
-            Class::CheckpointChanged | Class::DcpNoMetadata | Class::Unreadable => Kind::Transient,
+            Class::CheckpointChanged | Class::DcpNoMetadata => Kind::Transient,
             _ => Kind::Permanent,
         }
     }

@@ -185,9 +185,9 @@ impl Source {
     pub fn modified_at(&self) -> i128 {
         let files = lock(&self.files);
         let times = files.values().map(|file| file.identity.modified);
-        times.max().map_or(0, |(seconds, nanoseconds)| {
-            i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
-        })
+        times
+            .max()
+            .map_or(0, |(seconds, nanoseconds)| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds))
     }
 }
 
@@ -264,12 +264,11 @@ struct OpenFiles(Mutex<VecDeque<(Identity, Arc<File>)>>);
 impl OpenFiles {
     fn get(&self, wanted: &SourceFile) -> Result<Arc<File>> {
         let mut open = lock(&self.0);
-        if let Some(place) = open.iter().position(|(identity, _)| *identity == wanted.identity) {
-            if let Some(found) = open.remove(place) {
-                let file = Arc::clone(&found.1);
-                open.push_back(found);
-                return Ok(file);
-            }
+        let place = open.iter().position(|(identity, _)| *identity == wanted.identity);
+        if let Some(found) = place.and_then(|place| open.remove(place)) {
+            let file = Arc::clone(&found.1);
+            open.push_back(found);
+            return Ok(file);
         }
         // O_NONBLOCK: a pipe that took the file's place must not hang the reader.
         let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
@@ -309,7 +308,8 @@ fn check_relative(name: &str) -> Result<()> {
 fn hub_model_folder(folder: &Path) -> Option<PathBuf> {
     let snapshots = folder.parent()?;
     let model = snapshots.parent()?;
-    let is_hub = snapshots.file_name()? == "snapshots" && model.file_name()?.to_str()?.starts_with("models--");
+    let is_hub =
+        snapshots.file_name()? == "snapshots" && model.file_name()?.to_str()?.starts_with("models--");
     is_hub.then(|| model.to_path_buf())
 }
 

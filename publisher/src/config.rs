@@ -48,7 +48,8 @@ impl Config {
     /// Where it does not parse, or a value makes no sense.
     pub fn parse(text: &str) -> Result<Self> {
         let config: Self = toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+            let line =
+                error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
             Failure::usage(format!("line {line}: {}", error.message()))
         })?;
         if let Some(memory) = &config.memory {

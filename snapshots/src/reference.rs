@@ -81,9 +81,9 @@ impl Reference {
             }
             return Err(StoreError::new(Class::NotFound, id, "no model in the store has such a snapshot"));
         }
-        let reference: Self = text
-            .parse()
-            .map_err(|error: DocumentError| StoreError::new(Class::BadLocation, shorten(text), error.to_string()))?;
+        let reference: Self = text.parse().map_err(|error: DocumentError| {
+            StoreError::new(Class::BadLocation, shorten(text), error.to_string())
+        })?;
         let id = reference.resolve(root, default).await?;
         Ok((reference.model, id))
     }

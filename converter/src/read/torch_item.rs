@@ -490,7 +490,7 @@ mod tests {
         fn altered_items_never_panic(
             edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         ) {
-            let real = include_bytes!("../../../tests/data/dcp_two_ranks/__0_0.distcp");
+            let real = include_bytes!("../../../tests/data/nasty/cases/dcp_valid_two_ranks/__0_0.distcp");
             let mut item = real[..1002].to_vec();
             for (at, byte) in edits {
                 let at = at.index(item.len());

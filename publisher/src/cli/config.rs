@@ -47,7 +47,8 @@ fn check(context: &Context, files: Vec<PathBuf>) -> Result<()> {
             checked.push((named, "configuration"));
         }
     }
-    let documents: Vec<_> = checked.iter().map(|(path, kind)| json!({ "path": path, "kind": kind })).collect();
+    let documents: Vec<_> =
+        checked.iter().map(|(path, kind)| json!({ "path": path, "kind": kind })).collect();
     context.output.done(&json!({ "checked": documents }), || {
         if checked.is_empty() {
             return format!("there is no {DEFAULT_FILE} here; the defaults are in force\n");

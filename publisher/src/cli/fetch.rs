@@ -46,8 +46,9 @@ impl Fetch {
         let bar = Bar::new("fetching", context.output.is_json());
         let fetched = fetch::fetch(&root, &model, &id, &folder, limits, &*bar).await;
         drop(bar);
-        let fetched = fetched
-            .map_err(|error| crate::error::Failure::from(error).while_doing(format!("fetching {model}@{id}")))?;
+        let fetched = fetched.map_err(|error| {
+            crate::error::Failure::from(error).while_doing(format!("fetching {model}@{id}"))
+        })?;
         let seconds = started.elapsed().as_secs_f64();
         let document = json!({
             "snapshot": id,

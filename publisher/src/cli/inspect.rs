@@ -61,12 +61,11 @@ impl Inspect {
             }
             Ok(checkpoint)
         });
-        let checkpoint = opened
-            .await
-            .map_err(|error| Failure::internal("inspecting", error))?
-            .map_err(|error: weighbridge_converter::error::ReadError| {
+        let checkpoint = opened.await.map_err(|error| Failure::internal("inspecting", error))?.map_err(
+            |error: weighbridge_converter::error::ReadError| {
                 Failure::from(error).while_doing(format!("inspecting {}", plain(&self.what)))
-            })?;
+            },
+        )?;
         show_checkpoint(context, &checkpoint);
         Ok(())
     }
@@ -183,6 +182,9 @@ fn show_snapshot(context: &Context, found: &SnapshotManifest) {
             .collect();
         let listing = table(&["tensor", "encoding", "source", "shape", "size", "file"], &rows);
         let (model, run, step, count) = (&found.model, &found.run, found.step, found.tensors.len());
-        format!("{listing}snapshot {id}\nmodel {model}, run {run}, step {step}; {count} tensors, {}\n", bytes(found.bytes()))
+        format!(
+            "{listing}snapshot {id}\nmodel {model}, run {run}, step {step}; {count} tensors, {}\n",
+            bytes(found.bytes())
+        )
     });
 }

@@ -42,10 +42,12 @@ use output::Output;
 /// content-addressed snapshot; then a channel moves to it. `fetch` brings a snapshot out, verified to the last byte.
 #[derive(Debug, Parser)]
 #[command(name = "weighbridge", version, propagate_version = true, arg_required_else_help = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 rejected by a gate, 4 bad or unsupported checkpoint,\n\
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 rejected by a gate, 4 bad or unsupported checkpoint,\n\
     5 store unreachable or read-only, 6 not found, 7 integrity failure.\n\n\
     Example:\n  weighbridge publish checkpoints/step-100 --model dlrm --step 100\n  \
-    weighbridge fetch dlrm --into /srv/dlrm")]
+    weighbridge fetch dlrm --into /srv/dlrm"
+)]
 pub struct Cli {
     #[command(flatten)]
     global: Global,
@@ -70,38 +72,33 @@ pub struct Global {
     #[arg(long, global = true, env = "WEIGHBRIDGE_LOG", default_value = "warn", value_name = "FILTER")]
     log: String,
     /// Who does it, for the channel's log.
-    #[arg(long, global = true, env = "USER", default_value = "unknown", value_name = "NAME", hide_env = true)]
+    #[arg(
+        long,
+        global = true,
+        env = "USER",
+        default_value = "unknown",
+        value_name = "NAME",
+        hide_env = true
+    )]
     who: String,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Publish a checkpoint here and now, and move a channel to it.
     Publish(publish::Publish),
-    /// Fetch a snapshot into a folder, verify it, and swap to it.
     Fetch(fetch::Fetch),
-    /// Look into a checkpoint or a snapshot: tensors, dtypes, shapes, encodings.
     Inspect(inspect::Inspect),
-    /// Show a snapshot's validation report.
     Report(report::Show),
-    /// List snapshots.
     Snapshots(snapshots::List),
-    /// List channels, or show a channel's log.
     Channels(channels::Channels),
-    /// Move a channel to a snapshot; a hold ends.
     Promote(moves::Promote),
-    /// Move a channel back, and hold it there.
     Rollback(moves::Rollback),
-    /// Keep a channel where it is, whatever is published.
     Hold(moves::Hold),
-    /// End a hold: the next publish moves the channel again.
     Release(moves::Release),
-    /// Read and check a snapshot, a model, or the whole store.
     Verify(verify::Verify),
     /// Check configuration and policy files.
     #[command(subcommand)]
     Config(config::Command),
-    /// Write a completion script for a shell.
     Completions(completions::Completions),
     /// Show versions.
     Version,
@@ -215,13 +212,15 @@ fn start(cli: Cli, output: Output) -> Result<ExitCode> {
         let config = Config::load(cli.global.config.as_deref())?;
         let context = Context { global: cli.global, config, output };
         tokio::select! {
-            done = run(command, &context) => done,
+            // First, so that the signals are caught before any work begins.
+            biased;
             () = interrupted() => Err(Failure {
                 message: "interrupted; what was published before stays, run it again to finish".to_owned(),
                 exit: Exit::Interrupted,
                 class: "interrupted",
                 kind: weighbridge_schemas::error::Kind::Transient,
             }),
+            done = run(command, &context) => done,
         }
     });
     // Work on other threads that nobody waits for any more must not hold up the exit.
@@ -252,9 +251,10 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
 /// Comes back on Ctrl-C or SIGTERM.
 async fn interrupted() {
     use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    let (Ok(mut terminate), Ok(mut interrupt)) = signals else { return std::future::pending().await };
     tokio::select! {
-        pressed = tokio::signal::ctrl_c() => if pressed.is_err() { std::future::pending().await },
         _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
 }

@@ -169,18 +169,13 @@ async fn before(
 }
 
 /// What a move to snapshot `id` puts on the channel. The snapshot has to be there, and not quarantined.
-async fn wanted(
-    root: &Root,
-    model: &ModelName,
-    id: SnapshotId,
-    reason: Reason,
-    force: bool,
-) -> Result<Move> {
+async fn wanted(root: &Root, model: &ModelName, id: SnapshotId, reason: Reason, force: bool) -> Result<Move> {
     let found = manifest::get(root, model, &id).await?;
     let reports = manifest::reports(root, model, &id).await?;
     let rejected = reports.first().is_some_and(|report| report.outcome == Outcome::Rejected);
     if rejected && !force {
-        let why = format!("a gate rejected the snapshot: see `weighbridge report {model}@{id}`; promote --force");
+        let why =
+            format!("a gate rejected the snapshot: see `weighbridge report {model}@{id}`; promote --force");
         return Err(StoreError::new(Class::Refused, short(&id), why).into());
     }
     Ok(Move {
@@ -216,7 +211,12 @@ async fn append(
     let Ok(entry) = appended;
     context.output.done(&channels::document(model, name, &entry), || {
         let held = if entry.reason.holds() { ", and is held there" } else { "" };
-        format!("{}: {model}@{name} points at {} (step {}){held}\n", entry.reason.as_str(), entry.snapshot, entry.step)
+        format!(
+            "{}: {model}@{name} points at {} (step {}){held}\n",
+            entry.reason.as_str(),
+            entry.snapshot,
+            entry.step
+        )
     });
     Ok(())
 }

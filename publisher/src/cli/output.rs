@@ -80,10 +80,13 @@ pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     }
     let numeric: Vec<bool> = (0..heading.len())
         .map(|column| {
-            let mut cells = rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty()).peekable();
+            let mut cells =
+                rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty()).peekable();
             cells.peek().is_some()
                 && cells.all(|cell| {
-                    cell.len() < 24 && cell.starts_with(|c: char| c.is_ascii_digit() || c == '-') && cell != "-"
+                    cell.len() < 24
+                        && cell.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+                        && cell != "-"
                 })
         })
         .collect();
@@ -91,7 +94,8 @@ pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
         let mut line = String::new();
         for (column, cell) in cells.into_iter().enumerate() {
             let fill = " ".repeat(widths[column].saturating_sub(length(cell)));
-            let (before, behind) = if numeric[column] { (fill, String::new()) } else { (String::new(), fill) };
+            let (before, behind) =
+                if numeric[column] { (fill, String::new()) } else { (String::new(), fill) };
             line.push_str(&format!("{before}{cell}{behind}  "));
         }
         format!("{}\n", line.trim_end())

@@ -85,9 +85,8 @@ impl Publish {
         let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
         let published = job::publish(&root, &request, budget, &bar).await;
         drop(bar);
-        let published = published.map_err(|failure| {
-            failure.while_doing(format!("publishing {}", request.checkpoint.display()))
-        })?;
+        let published = published
+            .map_err(|failure| failure.while_doing(format!("publishing {}", request.checkpoint.display())))?;
         Ok(tell(context, &request, &published, started.elapsed()))
     }
 
@@ -117,7 +116,10 @@ pub(super) fn read_policy(path: Option<&Path>) -> Result<Policy> {
     let size = std::fs::metadata(path).map(|metadata| metadata.len());
     let text = match size {
         Ok(size) if size > limits::POLICY_BYTES as u64 => {
-            return Err(Failure::usage(format!("policy {shown}: {size} bytes; at most {}", limits::POLICY_BYTES)));
+            return Err(Failure::usage(format!(
+                "policy {shown}: {size} bytes; at most {}",
+                limits::POLICY_BYTES
+            )));
         }
         _ => std::fs::read_to_string(path)
             .map_err(|error| Failure::usage(format!("policy {shown}: it cannot be read: {error}")))?,
@@ -167,7 +169,9 @@ fn rejection(published: &Published) -> Option<Failure> {
     let rejecting = report.gates.iter().filter(|gate| gate.outcome == Gated::Rejected);
     let findings: Vec<_> = rejecting
         .flat_map(|gate| gate.findings.iter().map(move |finding| (gate, finding)))
-        .map(|(gate, finding)| format!("{}: tensor {:?}: {}", gate.gate, finding.tensor.as_str(), finding.message))
+        .map(|(gate, finding)| {
+            format!("{}: tensor {:?}: {}", gate.gate, finding.tensor.as_str(), finding.message)
+        })
         .collect();
     let first = findings.first()?;
     let more = match findings.len() - 1 {
@@ -238,7 +242,9 @@ fn outcome(request: &Request, outcome: Outcome) -> String {
             "{name}: channel {channel} keeps a newer step, or another run's; \
              `weighbridge promote` moves it all the same"
         ),
-        Outcome::Held => format!("{name}: an operator holds channel {channel}; `weighbridge release` ends that"),
+        Outcome::Held => {
+            format!("{name}: an operator holds channel {channel}; `weighbridge release` ends that")
+        }
         Outcome::Quarantined => format!("{name}: channel {channel} stays where it was"),
     }
 }

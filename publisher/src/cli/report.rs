@@ -36,7 +36,8 @@ impl Show {
 }
 
 fn text(report: &Report, older: usize) -> String {
-    let figure = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3e}"));
+    let figure =
+        |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3e}"));
     let rows: Vec<_> = report
         .tensors
         .iter()
@@ -54,7 +55,8 @@ fn text(report: &Report, older: usize) -> String {
             ]
         })
         .collect();
-    let heading = ["tensor", "encoding", "from", "to", "min", "max", "norm", "max error", "relative RMS error"];
+    let heading =
+        ["tensor", "encoding", "from", "to", "min", "max", "norm", "max error", "relative RMS error"];
     let mut text = table(&heading, &rows);
     for gate in &report.gates {
         text.push_str(&format!("gate {}: {}\n", gate.gate, gate.outcome.as_str()));

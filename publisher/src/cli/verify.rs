@@ -32,7 +32,9 @@ impl Verify {
         let bar = Bar::new("verifying", context.output.is_json());
         let progress = |bytes| bar.advance(bytes);
         let verified = match self.reference.as_deref() {
-            Some(text) if text.contains('@') || text.parse::<weighbridge_schemas::ids::SnapshotId>().is_ok() => {
+            Some(text)
+                if text.contains('@') || text.parse::<weighbridge_schemas::ids::SnapshotId>().is_ok() =>
+            {
                 let (model, id) = Reference::locate(text, &root, &default_channel()).await?;
                 verify::snapshot(&root, &model, &id, &progress).await?
             }
@@ -87,7 +89,9 @@ fn tell(context: &Context, verified: &Verified) -> ExitCode {
     let failure = Failure {
         kind: Kind::Permanent,
         class: "integrity",
-        message: format!("{first}{more}; publish the checkpoint again into another store, or restore the object"),
+        message: format!(
+            "{first}{more}; publish the checkpoint again into another store, or restore the object"
+        ),
         exit: Exit::Integrity,
     };
     document["error"] = error_object(&failure);

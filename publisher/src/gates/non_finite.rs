@@ -25,7 +25,11 @@ fn finding(tensor: &Judged<'_>) -> Option<Finding> {
     let mut rows = Vec::new();
     let places = |first: &[u64]| {
         let listed: Vec<_> = first.iter().map(ToString::to_string).collect();
-        if tensor.has_rows && !listed.is_empty() { format!(" (first: {})", listed.join(", ")) } else { String::new() }
+        if tensor.has_rows && !listed.is_empty() {
+            format!(" (first: {})", listed.join(", "))
+        } else {
+            String::new()
+        }
     };
     if bad > 0 {
         let first = &statistics.first_non_finite_rows;

@@ -2,9 +2,7 @@
 
 use weighbridge_converter::statistics::Statistics;
 use weighbridge_schemas::encoding::ENCODING_VERSION;
-use weighbridge_schemas::snapshot::{
-    Chunk, SnapshotFile, SnapshotManifest, SnapshotSchema, SnapshotTensor,
-};
+use weighbridge_schemas::snapshot::{Chunk, SnapshotFile, SnapshotManifest, SnapshotSchema, SnapshotTensor};
 use weighbridge_snapshots::files;
 
 use super::Request;
@@ -13,7 +11,11 @@ use super::plan::Plan;
 
 /// The manifest, and the statistics of the plan's tensors in order.
 #[must_use]
-pub fn assemble(request: &Request, plan: &Plan, converted: &Converted) -> (SnapshotManifest, Vec<Statistics>) {
+pub fn assemble(
+    request: &Request,
+    plan: &Plan,
+    converted: &Converted,
+) -> (SnapshotManifest, Vec<Statistics>) {
     let manifest = SnapshotManifest {
         schema: SnapshotSchema::V1,
         model: request.model.clone(),
@@ -34,8 +36,12 @@ fn snapshot_files(plan: &Plan, converted: &Converted) -> Vec<SnapshotFile> {
     for (piece, (chunk, _)) in plan.pieces.iter().zip(&converted.pieces) {
         chunks[piece.file].push(*chunk);
     }
-    let mut files: Vec<_> =
-        plan.files.iter().zip(chunks).map(|(file, chunks)| snapshot_file(file.name.clone(), chunks)).collect();
+    let mut files: Vec<_> = plan
+        .files
+        .iter()
+        .zip(chunks)
+        .map(|(file, chunks)| snapshot_file(file.name.clone(), chunks))
+        .collect();
     if let Some((name, _)) = files::index(&plan.stored, &plan.files) {
         files.push(snapshot_file(name, converted.index.clone()));
     }

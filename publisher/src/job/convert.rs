@@ -190,7 +190,14 @@ fn make(
     let mut statistics = Vec::with_capacity(piece.parts.len());
     for part in &piece.parts {
         let planned = &plan.tensors[part.tensor];
-        statistics.push(encode_part(plan.source(planned), planned, part, &mut builder, &mut buffers, progress)?);
+        statistics.push(encode_part(
+            plan.source(planned),
+            planned,
+            part,
+            &mut builder,
+            &mut buffers,
+            progress,
+        )?);
     }
     let (chunk, bytes) = builder.finish();
     Ok((chunk, bytes, statistics))
@@ -239,7 +246,8 @@ struct Runs<'t> {
 
 impl<'t> Runs<'t> {
     fn of(tensor: &'t Tensor, planned: &'t Planned) -> std::result::Result<Self, ReadError> {
-        let rows = if planned.rows.elements == 1 && !planned.encoding.is_row_wise() { RUN_ELEMENTS } else { 1 };
+        let rows =
+            if planned.rows.elements == 1 && !planned.encoding.is_row_wise() { RUN_ELEMENTS } else { 1 };
         let encoder = encoder(tensor, planned, rows * planned.rows.elements)?;
         Ok(Self { tensor, planned, encoder, rows })
     }

@@ -127,14 +127,18 @@ impl Folder {
             sync_parent(&current)
         };
         flip().map_err(|error: io::Error| StoreError::io(current.display(), &error))?;
-        // Nothing is fetched any more; what is left in the staging folder is of no use.
+        self.clear_staging();
+        Ok(())
+    }
+
+    /// Removes the staging folder. What cannot be removed is in the way of nobody.
+    pub(super) fn clear_staging(&self) {
         match fs::remove_dir_all(self.path.join(".staging")) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(%error, "the staging folder could not be removed");
             }
             _ => {}
         }
-        Ok(())
     }
 }
 

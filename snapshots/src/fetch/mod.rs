@@ -17,7 +17,7 @@ mod plan;
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::ModelName;
 
-use crate::error::Result;
+use crate::error::{Class, Result};
 use crate::manifest;
 use crate::root::Root;
 
@@ -54,8 +54,8 @@ pub struct Limits {
 /// Fetches snapshot `id` of `model` into `folder`, and flips `current` to it.
 ///
 /// # Errors
-/// [`Class::Integrity`](crate::error::Class::Integrity) where anything in the store is not what its name says: then
-/// `folder` is as it was. [`Class::DiskFull`](crate::error::Class::DiskFull) before the first byte where the disk has
+/// [`Class::Integrity`] where anything in the store is not what its name says: then
+/// `folder` is as it was. [`Class::DiskFull`] before the first byte where the disk has
 /// no room. Else as the store or the folder fails.
 pub async fn fetch(
     root: &Root,
@@ -79,7 +79,12 @@ pub async fn fetch(
     fetched.bytes_read = missing.iter().map(|piece| piece.chunk.size).sum();
     fetched.bytes_reused = bytes - fetched.bytes_read;
     folder.check_room(fetched.bytes_read)?;
-    download::download(root, model, &staging, missing, limits, progress).await?;
+    let downloaded = download::download(root, model, &staging, missing, limits, progress).await;
+    if downloaded.as_ref().is_err_and(|error| error.class() == Class::Integrity) {
+        // Nobody can finish this fetch; a later one starts from nothing.
+        folder.clear_staging();
+    }
+    downloaded?;
     folder.materialise(&staging, id, &manifest)?;
     folder.flip(id)?;
     Ok(fetched)

@@ -111,7 +111,7 @@ fn refusal(metadata: &[u8]) -> (Class, String) {
 
 #[test]
 fn real_checkpoints_are_listed_and_located() {
-    for (name, tensors) in [("dcp_two_ranks", 2), ("dcp_strided_dtypes", 22)] {
+    for (name, tensors) in [("nasty/cases/dcp_valid_two_ranks", 2), ("checkpoints/dcp_strided_dtypes", 22)] {
         let checkpoint = open_at(&data(name)).unwrap();
         assert_eq!((checkpoint.format, checkpoint.tensors.len()), (Format::Dcp, tensors));
         assert!(checkpoint.tensors.is_sorted_by(|a, b| a.name < b.name));
@@ -128,7 +128,7 @@ fn real_checkpoints_are_listed_and_located() {
 
 #[test]
 fn a_transposed_tensor_keeps_its_strides() {
-    let checkpoint = open_at(&data("dcp_strided_dtypes")).unwrap();
+    let checkpoint = open_at(&data("checkpoints/dcp_strided_dtypes")).unwrap();
     let tensor = checkpoint.tensors.iter().find(|tensor| tensor.name.as_str() == "transposed").unwrap();
     assert_eq!(tensor.shape, [24, 40]);
     let Location::TorchItem { file, offset, length, .. } = &tensor.slices[0].location else { panic!() };
@@ -138,7 +138,9 @@ fn a_transposed_tensor_keeps_its_strides() {
 
 #[test]
 fn what_torch_2_2_wrote_is_listed() {
-    let checkpoint = open_metadata(include_bytes!("../../../../tests/data/dcp_torch22.metadata")).unwrap();
+    let checkpoint =
+        open_metadata(include_bytes!("../../../../tests/data/checkpoints/dcp_torch22_2rank/.metadata"))
+            .unwrap();
     assert_eq!(checkpoint.tensors.len(), 8);
     assert_eq!(checkpoint.notes[0], "epoch: not a tensor, passed over");
     assert_eq!(checkpoint.notes.len(), 2);
@@ -146,7 +148,7 @@ fn what_torch_2_2_wrote_is_listed() {
 
 #[test]
 fn the_metadata_itself_may_be_named_and_no_other_file() {
-    let folder = data("dcp_two_ranks");
+    let folder = data("nasty/cases/dcp_valid_two_ranks");
     let by_folder = open_at(&folder).unwrap();
     let by_file = open_at(&folder.join(METADATA)).unwrap();
     assert_eq!(by_folder.fingerprint, by_file.fingerprint);
@@ -279,7 +281,7 @@ proptest! {
     fn altered_metadata_never_panics(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let mut bytes = include_bytes!("../../../../tests/data/dcp_strided_dtypes/.metadata").to_vec();
+        let mut bytes = include_bytes!("../../../../tests/data/checkpoints/dcp_strided_dtypes/.metadata").to_vec();
         for (at, byte) in edits {
             let at = at.index(bytes.len());
             bytes[at] = byte;

@@ -223,9 +223,9 @@ fn limits_hold() {
 }
 
 const SEEDS: [&[u8]; 3] = [
-    include_bytes!("../../../../tests/data/dcp_two_ranks/.metadata"),
-    include_bytes!("../../../../tests/data/dcp_strided_dtypes/.metadata"),
-    include_bytes!("../../../../tests/data/dcp_torch22.metadata"),
+    include_bytes!("../../../../tests/data/nasty/cases/dcp_valid_two_ranks/.metadata"),
+    include_bytes!("../../../../tests/data/checkpoints/dcp_strided_dtypes/.metadata"),
+    include_bytes!("../../../../tests/data/checkpoints/dcp_torch22_2rank/.metadata"),
 ];
 
 #[test]

@@ -1,0 +1,144 @@
+//! Runs the built binary.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The binary, built in the profile that these tests are built in.
+pub(crate) fn path() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        // target/PROFILE/deps/system-HASH
+        let test = std::env::current_exe().unwrap();
+        let profile = test.parent().and_then(Path::parent).unwrap();
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut build = Command::new(cargo);
+        build.args(["build", "--quiet", "--package", "weighbridge"]);
+        build.arg("--target-dir").arg(profile.parent().unwrap());
+        build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "the binary does not build");
+        profile.join("weighbridge")
+    })
+}
+
+/// A run that has ended.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    /// The one JSON document on standard output.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The document of a run that has to succeed. It may have warned of nothing.
+    #[track_caller]
+    pub(crate) fn succeeded(&self) -> Value {
+        assert_eq!(self.code, 0, "{self:?}");
+        assert!(!self.stderr.contains("WARN") && !self.stderr.contains("ERROR"), "{self:?}");
+        self.json()
+    }
+
+    /// The error's class, of a run that has to fail with `code`: one line for people, one object for programs.
+    #[track_caller]
+    pub(crate) fn failed(&self, code: i32) -> String {
+        assert_eq!(self.code, code, "{self:?}");
+        assert!(!self.stderr.contains("panicked"), "{self:?}");
+        let lines = self.stderr.lines().filter(|line| line.starts_with("error: ")).count();
+        assert_eq!(lines, 1, "{self:?}");
+        let document = self.json();
+        let error = &document["error"];
+        assert!(error["message"].is_string() && error["kind"].is_string(), "{self:?}");
+        error["class"].as_str().unwrap().to_owned()
+    }
+}
+
+/// A folder with a store in it.
+pub(crate) struct Store {
+    pub(crate) folder: TempDir,
+}
+
+impl Store {
+    pub(crate) fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// Where tests fetch into.
+    pub(crate) fn served(&self) -> PathBuf {
+        self.folder.path().join("served")
+    }
+
+    /// The binary with `arguments`, this store, and `--json`.
+    pub(crate) fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
+        let mut command = Command::new(path());
+        command.args(arguments).arg("--json").arg("--store").arg(self.root());
+        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        for variable in ["WEIGHBRIDGE_STORE", "WEIGHBRIDGE_CONFIG", "WEIGHBRIDGE_LOG"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+
+    pub(crate) fn run<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Run {
+        ended(self.command(arguments).output().unwrap())
+    }
+
+    /// `publish CHECKPOINT --model m` and what else is given.
+    pub(crate) fn publish(&self, checkpoint: &Path, more: &[&str]) -> Run {
+        let mut arguments =
+            vec!["publish".as_ref(), checkpoint.as_os_str(), "--model".as_ref(), "m".as_ref()];
+        arguments.extend(more.iter().map(OsStr::new));
+        self.run(arguments)
+    }
+
+    /// `fetch REFERENCE --into` [`Self::served`].
+    pub(crate) fn fetch(&self, reference: &str) -> Run {
+        self.run(["fetch".as_ref(), reference.as_ref(), "--into".as_ref(), self.served().as_os_str()])
+    }
+
+    /// A policy file with this text behind its `schema`.
+    pub(crate) fn policy(&self, text: &str) -> PathBuf {
+        let path = tempfile::Builder::new().suffix(".toml").tempfile_in(self.folder.path()).unwrap();
+        let (_, path) = path.keep().unwrap();
+        std::fs::write(&path, format!("schema = \"weighbridge.policy/v1\"\n{text}")).unwrap();
+        path
+    }
+
+    /// Every file of the store's `folder`, relative to the store's root.
+    pub(crate) fn objects(&self, folder: &str) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut folders = vec![self.root().join(folder)];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { folders.push(path) } else { files.push(path) }
+            }
+        }
+        files.sort();
+        files
+    }
+}
+
+pub(crate) fn ended(output: Output) -> Run {
+    Run {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}

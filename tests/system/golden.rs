@@ -1,0 +1,228 @@
+//! Publish, then fetch, every fixture: tensors come out as the libraries that wrote them read them back, and tables
+//! as FBGEMM quantizes them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use weighbridge_schemas::snapshot::TensorMetadata;
+
+use crate::binary::Store;
+use crate::fixtures::{data, read_json, roots, sha256, torchrec};
+
+/// A tensor in a fetched version.
+pub(crate) struct Fetched {
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) metadata: TensorMetadata,
+}
+
+/// Every tensor of a fetched version, read by the official safetensors library.
+pub(crate) fn tensors(version: &Path) -> BTreeMap<String, Fetched> {
+    let mut tensors = BTreeMap::new();
+    let mut files = 0;
+    for entry in std::fs::read_dir(version).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            continue;
+        }
+        files += 1;
+        let bytes = std::fs::read(&path).unwrap();
+        let (length, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        assert_eq!((length + 8) % 4096, 0, "data starts on a multiple of 4096");
+        let described = &header.metadata().as_ref().unwrap()["weighbridge"];
+        let mut described: BTreeMap<String, TensorMetadata> = serde_json::from_str(described).unwrap();
+        for (name, view) in SafeTensors::deserialize(&bytes).unwrap().iter() {
+            let place = view.data().as_ptr() as usize - bytes.as_ptr() as usize;
+            assert_eq!(place % (view.dtype().bitsize() / 8), 0, "{name} is aligned in its file");
+            let fetched = Fetched {
+                dtype: format!("{:?}", view.dtype()),
+                shape: view.shape().iter().map(|&size| size as u64).collect(),
+                bytes: view.data().to_vec(),
+                metadata: described.remove(name).unwrap(),
+            };
+            assert!(tensors.insert(name.to_owned(), fetched).is_none());
+        }
+        assert!(described.is_empty());
+    }
+    check_index(version, &tensors, files);
+    tensors
+}
+
+/// Several files have an index beside them that names every tensor.
+fn check_index(version: &Path, tensors: &BTreeMap<String, Fetched>, files: usize) {
+    let index = version.join("model.safetensors.index.json");
+    assert_eq!(index.is_file(), files > 1);
+    if index.is_file() {
+        let index = read_json(&index);
+        let named: Vec<_> = index["weight_map"].as_object().unwrap().keys().cloned().collect();
+        assert_eq!(named, tensors.keys().cloned().collect::<Vec<_>>());
+    }
+}
+
+/// Names of torch's dtypes, as safetensors calls them.
+fn safetensors_name(torch: &str) -> &str {
+    match torch {
+        "float64" => "F64",
+        "float32" => "F32",
+        "float16" => "F16",
+        "bfloat16" => "BF16",
+        "float8_e4m3fn" => "F8_E4M3",
+        "float8_e5m2" => "F8_E5M2",
+        "int64" => "I64",
+        "int32" => "I32",
+        "int16" => "I16",
+        "int8" => "I8",
+        "uint64" => "U64",
+        "uint32" => "U32",
+        "uint16" => "U16",
+        "uint8" => "U8",
+        "bool" => "BOOL",
+        other => panic!("{other}"),
+    }
+}
+
+/// The fixtures of the formats that are read.
+fn checkpoints() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for root in roots() {
+        for entry in std::fs::read_dir(root.join("checkpoints")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            let later = name.contains("zstd") || name.contains("ranklocal") || name.starts_with("pt_");
+            if path.join("expected.json").is_file() && name != "hostile" && !later {
+                found.push(path);
+            }
+        }
+    }
+    assert!(found.len() >= 7);
+    found
+}
+
+fn same_shape(found: &[u64], expected: &Value) -> bool {
+    expected.as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).eq(found.iter().copied())
+}
+
+#[test]
+fn every_checkpoint_is_listed_as_the_library_that_wrote_it_reads_it() {
+    let store = Store::new();
+    for checkpoint in checkpoints() {
+        let expected = read_json(&checkpoint.join("expected.json"));
+        let expected = expected["tensors"].as_object().unwrap();
+        let listed = store.run(["inspect".as_ref(), checkpoint.as_os_str()]).succeeded();
+        let listed = listed["tensors"].as_array().unwrap();
+        assert_eq!(listed.len(), expected.len(), "{checkpoint:?}");
+        for tensor in listed {
+            let expected = &expected[tensor["name"].as_str().unwrap()];
+            assert_eq!(tensor["dtype"], safetensors_name(expected["dtype"].as_str().unwrap()));
+            assert_eq!(tensor["shape"], expected["shape"]);
+            assert_eq!(tensor["bytes"], expected["nbytes"]);
+        }
+    }
+}
+
+#[test]
+fn every_checkpoint_comes_out_byte_for_byte_when_everything_is_kept() {
+    for checkpoint in checkpoints() {
+        let store = Store::new();
+        let policy = store.policy("[gates]\nnon_finite = 'allow'");
+        let published = store.publish(&checkpoint, &["--policy", policy.to_str().unwrap()]).succeeded();
+        assert_eq!(published["outcome"], "published");
+        store.fetch("m").succeeded();
+        let fetched = tensors(&store.served().join("current"));
+        let expected = read_json(&checkpoint.join("expected.json"));
+        let expected = expected["tensors"].as_object().unwrap();
+        assert_eq!(fetched.len(), expected.len(), "{checkpoint:?}");
+        for (name, expected) in expected {
+            let tensor = &fetched[name];
+            assert_eq!(sha256(&tensor.bytes), expected["sha256"].as_str().unwrap(), "{checkpoint:?} {name}");
+            assert_eq!(tensor.dtype, format!("{:?}", dtype(expected)));
+            assert!(same_shape(&tensor.shape, &expected["shape"]), "{name}");
+        }
+    }
+}
+
+/// The official library's dtype of an expected tensor.
+fn dtype(expected: &Value) -> safetensors::Dtype {
+    let name = safetensors_name(expected["dtype"].as_str().unwrap());
+    serde_json::from_value(name.into()).unwrap()
+}
+
+#[test]
+fn the_default_policy_quantizes_tables_as_fbgemm_does_and_drops_optimizer_state() {
+    let store = Store::new();
+    let published = store.publish(&torchrec(), &["--step", "3"]).succeeded();
+    assert_eq!(published["outcome"], "published");
+    store.fetch("m@prod").succeeded();
+    let fetched = tensors(&store.served().join("current"));
+    let expected = read_json(&torchrec().join("expected.json"));
+    let kept =
+        expected["tensors"].as_object().unwrap().iter().filter(|(name, _)| !name.starts_with("optim."));
+    assert_eq!(fetched.len(), kept.clone().count());
+    let golden = read_json(&data().join("quantization/tables.json"));
+    for (name, expected) in kept {
+        let tensor = &fetched[name];
+        let wanted = golden.get(name).unwrap_or(&expected["sha256"]);
+        assert_eq!(sha256(&tensor.bytes), wanted.as_str().unwrap(), "{name}");
+        if golden.get(name).is_some() {
+            let [rows, width] = tensor.metadata.shape[..] else { panic!("{name} is a table") };
+            assert_eq!((tensor.dtype.as_str(), &tensor.shape[..]), ("U8", &[rows, width + 8][..]));
+            assert_eq!(tensor.metadata.encoding.as_str(), "int8_sbf32");
+        }
+        assert!(same_shape(&tensor.metadata.shape, &expected["shape"]), "{name}");
+    }
+}
+
+#[test]
+fn every_golden_table_is_encoded_bit_for_bit() {
+    for root in roots().iter().filter(|root| root.join("quantization/quantization.json").is_file()) {
+        let golden = read_json(&root.join("quantization/quantization.json"));
+        let tables = golden["tables"].as_object().unwrap();
+        assert!(tables.len() >= 8);
+        for encoding in ["int8", "f16", "bf16"] {
+            let store = Store::new();
+            let policy = store.policy(&format!("rule = [{{ match = '**', encode = '{encoding}' }}]"));
+            for table in tables.values() {
+                let (checkpoint, name) =
+                    (table["checkpoint"].as_str().unwrap(), table["tensor"].as_str().unwrap());
+                let checkpoint = root.join("checkpoints").join(checkpoint);
+                store.publish(&checkpoint, &["--policy", policy.to_str().unwrap()]).succeeded();
+                store.fetch("m").succeeded();
+                let fetched = tensors(&store.served().join("current"));
+                let format = if encoding == "int8" { "int8_sbf32" } else { encoding };
+                let wanted = table["outputs"][format]["sha256"].as_str().unwrap();
+                assert_eq!(sha256(&fetched[name].bytes), wanted, "{checkpoint:?} {name} {encoding}");
+            }
+        }
+    }
+}
+
+#[test]
+fn publishing_again_gives_the_same_snapshot_and_stores_nothing_new() {
+    let store = Store::new();
+    let first = store.publish(&torchrec(), &["--step", "3", "--threads", "1"]).succeeded();
+    assert!(first["bytes_stored"].as_u64().unwrap() > 0);
+    let before = store.objects("");
+    let elsewhere = store.folder.path().join("copy of it");
+    crate::fixtures::copy_folder(&torchrec(), &elsewhere);
+    let again = store.publish(&elsewhere, &["--step", "3", "--threads", "7"]).succeeded();
+    assert_eq!(again["snapshot"], first["snapshot"]);
+    assert_eq!(again["outcome"], "unchanged");
+    assert_eq!(again["bytes_stored"], 0);
+    assert_eq!(again["bytes_reused"], first["bytes_stored"]);
+    assert_eq!(store.objects(""), before);
+}
+
+#[test]
+fn a_single_file_may_be_renamed() {
+    let store = Store::new();
+    let file = data().join("checkpoints/safetensors_single/model.safetensors");
+    let policy = store.policy("[gates]\nnon_finite = 'allow'");
+    let policy = ["--policy", policy.to_str().unwrap()];
+    let first = store.publish(&file, &policy).succeeded();
+    let renamed = store.folder.path().join("renamed.bin");
+    std::fs::copy(&file, &renamed).unwrap();
+    assert_eq!(store.publish(&renamed, &policy).succeeded()["snapshot"], first["snapshot"]);
+}
