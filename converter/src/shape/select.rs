@@ -39,7 +39,7 @@ pub struct Selection<'c> {
 #[derive(Debug, thiserror::Error)]
 pub enum SelectError {
     /// A rename makes a name that tensors may not have.
-    #[error("renaming {tensor:?}: {source}")]
+    #[error("renaming {:?}: {source}", tensor.as_str())]
     BadName {
         /// The tensor that is renamed.
         tensor: TensorName,
@@ -47,7 +47,10 @@ pub enum SelectError {
         source: DocumentError,
     },
     /// Two tensors would have one name.
-    #[error("the policy gives both {first:?} and {second:?} the name {name:?}; change a rename")]
+    #[error(
+        "the policy gives both {:?} and {:?} the name {:?}; change a rename",
+        first.as_str(), second.as_str(), name.as_str()
+    )]
     Collision {
         /// The name.
         name: TensorName,
@@ -63,7 +66,9 @@ pub enum SelectError {
         count: usize,
     },
     /// A row too wide for a row-wise encoding.
-    #[error("tensor {tensor:?}: a row of {bytes} bytes is too wide for {encoding}, whose limit is {limit}; keep it, or cast it")]
+    #[error(
+        "tensor {:?}: a row of {bytes} bytes is too wide for {encoding}, whose limit is {limit}; keep it, or cast it", tensor.as_str()
+    )]
     RowTooWide {
         /// The tensor.
         tensor: TensorName,
@@ -141,4 +146,115 @@ fn unfit(tensor: &Tensor, encoding: Encoding) -> Result<Option<&'static str>, Se
         });
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use weighbridge_schemas::checkpoint::Format;
+    use weighbridge_schemas::ids::Fingerprint;
+
+    use super::*;
+    use crate::source::Source;
+
+    fn checkpoint(tensors: &[(&str, Dtype, &[u64])]) -> Checkpoint {
+        let tensors = tensors.iter().map(|&(name, dtype, shape)| Tensor {
+            name: name.parse().unwrap(),
+            dtype,
+            shape: shape.to_vec(),
+            slices: Vec::new(),
+        });
+        let folder = tempfile::tempdir().unwrap();
+        Checkpoint {
+            source: Source::open(folder.path()).unwrap(),
+            format: Format::Safetensors,
+            fingerprint: Fingerprint::of(b""),
+            tensors: tensors.collect(),
+            notes: Vec::new(),
+        }
+    }
+
+    fn policy(rules: &[&str]) -> Policy {
+        let rules: String = rules.iter().map(|rule| format!("[[rule]]\n{rule}\n")).collect();
+        Policy::parse(&format!("schema = \"weighbridge.policy/v1\"\n{rules}")).unwrap()
+    }
+
+    /// Name in the checkpoint, name in the snapshot, encoding.
+    fn published<'s>(selection: &'s Selection<'_>) -> Vec<(&'s str, &'s str, Encoding)> {
+        let published = selection.published.iter();
+        published.map(|one| (one.tensor.name.as_str(), one.name.as_str(), one.encoding)).collect()
+    }
+
+    #[test]
+    fn rules_drop_rename_and_encode() {
+        let checkpoint = checkpoint(&[
+            ("a.weight", Dtype::F32, &[4, 2]),
+            ("b.weight", Dtype::F32, &[4, 2]),
+            ("c", Dtype::I64, &[]),
+            ("optim.a", Dtype::F32, &[4]),
+        ]);
+        let policy = policy(&[
+            "match = 'optim.**'\ndrop = true",
+            "match = 'a.*'\nencode = 'int8'\nrename = 'z.$1'",
+            "match = 'b.*'\nencode = 'f16'",
+        ]);
+        let selection = select(&checkpoint, &policy).unwrap();
+        assert_eq!(
+            published(&selection),
+            [
+                ("b.weight", "b.weight", Encoding::F16),
+                ("c", "c", Encoding::Keep),
+                ("a.weight", "z.weight", Encoding::Int8Sbf32),
+            ]
+        );
+        assert_eq!(selection.dropped.iter().map(TensorName::as_str).collect::<Vec<_>>(), ["optim.a"]);
+        assert!(selection.notes.is_empty(), "{:?}", selection.notes);
+    }
+
+    #[test]
+    fn what_cannot_be_encoded_is_kept_with_a_note() {
+        let unfit: [(&str, Dtype, &[u64]); 5] = [
+            ("doubles", Dtype::F64, &[4, 2]),
+            ("integers", Dtype::I32, &[4, 2]),
+            ("no_width", Dtype::F32, &[4, 0]),
+            ("scalar", Dtype::F32, &[]),
+            ("vector", Dtype::F32, &[4]),
+        ];
+        let checkpoint = checkpoint(&unfit);
+        let selection = select(&checkpoint, &policy(&["match = '**'\nencode = 'int8'"])).unwrap();
+        assert!(selection.published.iter().all(|one| one.encoding == Encoding::Keep));
+        assert_eq!(selection.notes.len(), unfit.len());
+        for (note, (name, ..)) in selection.notes.iter().zip(unfit) {
+            assert!(note.starts_with(&format!("{name}: kept, not int8_sbf32: ")), "{note}");
+        }
+        let cast = select(&checkpoint, &policy(&["match = '**'\nencode = 'bf16'"])).unwrap();
+        let kept = cast.published.iter().filter(|one| one.encoding == Encoding::Keep);
+        assert_eq!(kept.map(|one| one.name.as_str()).collect::<Vec<_>>(), ["doubles", "integers"]);
+    }
+
+    #[test]
+    fn a_table_without_rows_and_a_row_at_the_limit_are_encoded() {
+        let widest = limits::ROW_BYTES / 2;
+        let checkpoint = checkpoint(&[("none", Dtype::F32, &[0, 8]), ("widest", Dtype::Bf16, &[1, widest])]);
+        let selection = select(&checkpoint, &policy(&["match = '*'\nencode = 'int8'"])).unwrap();
+        assert!(selection.published.iter().all(|one| one.encoding == Encoding::Int8Sbf32));
+    }
+
+    #[test]
+    fn policies_that_do_not_fit_say_so() {
+        let checkpoint = checkpoint(&[
+            ("a.x", Dtype::F32, &[2, 2]),
+            ("b.x", Dtype::F32, &[2, 2]),
+            ("wide", Dtype::F32, &[1, limits::ROW_BYTES]),
+        ]);
+        for (rule, message) in [
+            ("match = '*.x'\nrename = 'same'", "both \"a.x\" and \"b.x\" the name \"same\""),
+            ("match = 'a.*'\nrename = 'b.$1'", "both \"a.x\" and \"b.x\" the name \"b.x\""),
+            ("match = 'b.*'\nrename = '../$1'", "renaming \"b.x\": tensor name \"../x\" is refused"),
+            ("match = '**'\ndrop = true", "drops all 3 tensors"),
+            ("match = 'wide'\nencode = 'int8'", "tensor \"wide\": a row of 134217728 bytes is too wide"),
+        ] {
+            let error = select(&checkpoint, &policy(&[rule])).unwrap_err().to_string();
+            assert!(error.contains(message), "{rule}: {error}");
+        }
+    }
 }
