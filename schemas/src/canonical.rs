@@ -81,7 +81,8 @@ mod tests {
     #[test]
     fn keys_are_sorted_and_strings_escaped_the_shortest_way() {
         let document = json!({ "b": [1, null, true], "a": "\u{1}\n\"é\\", "é": u64::MAX, "aa": -1 });
-        let expected = "{\"a\":\"\\u0001\\n\\\"é\\\\\",\"aa\":-1,\"b\":[1,null,true],\"é\":18446744073709551615}";
+        let expected =
+            "{\"a\":\"\\u0001\\n\\\"é\\\\\",\"aa\":-1,\"b\":[1,null,true],\"é\":18446744073709551615}";
         assert_eq!(String::from_utf8(bytes(&document)).unwrap(), expected);
     }
 

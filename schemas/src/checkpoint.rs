@@ -189,9 +189,6 @@ mod tests {
             assert!(CheckpointManifest::parse(document.to_string().as_bytes()).is_err(), "{field}");
         }
         let long = " ".repeat(limits::CHECKPOINT_MANIFEST_BYTES + 1);
-        assert!(matches!(
-            CheckpointManifest::parse(long.as_bytes()),
-            Err(DocumentError::OverLimit { .. })
-        ));
+        assert!(matches!(CheckpointManifest::parse(long.as_bytes()), Err(DocumentError::OverLimit { .. })));
     }
 }

@@ -82,7 +82,8 @@ impl Dtype {
 #[must_use]
 pub fn element_count(shape: &[u64], dtype: Dtype) -> Option<u64> {
     // A zero anywhere makes the tensor empty, but the other dimensions must still be sane on their own.
-    let of_nonzero = shape.iter().filter(|&&size| size != 0).try_fold(1u64, |n, &size| n.checked_mul(size))?;
+    let of_nonzero =
+        shape.iter().filter(|&&size| size != 0).try_fold(1u64, |n, &size| n.checked_mul(size))?;
     of_nonzero.checked_mul(dtype.size())?;
     Some(if shape.contains(&0) { 0 } else { of_nonzero })
 }

@@ -37,7 +37,9 @@ pub enum Encoding {
 }
 
 /// Where a row-wise quantized row keeps its scale and bias.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
     /// Behind the codes, as PyTorch's `embedding_bag_*` operators read them.

@@ -30,7 +30,9 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// A name holds characters, or a length, that names may not have.
-    #[error("{what} {name:?} is not a valid name: use 1 to 128 of A-Z a-z 0-9 . _ -, not starting with a dot")]
+    #[error(
+        "{what} {name:?} is not a valid name: use 1 to 128 of A-Z a-z 0-9 . _ -, not starting with a dot"
+    )]
     BadName {
         /// What the name is of: "model", "channel", ...
         what: &'static str,

@@ -21,7 +21,7 @@
 //! | [`error`] | what goes wrong when a document is parsed, and the kinds of failure |
 
 pub mod canonical;
-//pub mod channel;
+pub mod channel;
 pub mod checkpoint;
 pub mod dtype;
 pub mod encoding;
@@ -31,7 +31,7 @@ pub mod limits;
 pub mod names;
 mod pattern;
 pub mod policy;
-//pub mod report;
-//pub mod schema;
-//pub mod snapshot;
+pub mod report;
+pub mod schema;
+pub mod snapshot;
 pub mod time;

@@ -49,3 +49,5 @@ pub const CHUNK_BYTES: u64 = 8 << 20;
 /// Widest row that a row-wise encoding takes, in bytes of the source dtype: its minimum and maximum must be
 /// known before its first byte can be written.
 pub const ROW_BYTES: u64 = 32 << 20;
+/// Largest chunk that a manifest may name, in bytes: a single encoded row may be over [`CHUNK_BYTES`].
+pub const LARGEST_CHUNK_BYTES: u64 = 32 << 20;

@@ -220,8 +220,8 @@ impl Policy {
             let why = format!("{} bytes of TOML; at most {}", text.len(), limits::POLICY_BYTES);
             return Err(DocumentError::OverLimit { document: DOCUMENT, why });
         }
-        let file: PolicyFile =
-            toml::from_str(text).map_err(|error| DocumentError::malformed(DOCUMENT, error.to_string().trim_end()))?;
+        let file: PolicyFile = toml::from_str(text)
+            .map_err(|error| DocumentError::malformed(DOCUMENT, error.to_string().trim_end()))?;
         Self::check(file)
     }
 
@@ -244,7 +244,10 @@ impl Policy {
             [("max_rms_error", file.gates.max_rms_error), ("max_abs_error", file.gates.max_abs_error)]
         {
             if bound.is_some_and(|bound| !bound.is_finite() || bound < 0.0) {
-                return Err(DocumentError::malformed(DOCUMENT, format!("gates.{name} is a number from 0 on")));
+                return Err(DocumentError::malformed(
+                    DOCUMENT,
+                    format!("gates.{name} is a number from 0 on"),
+                ));
             }
         }
         Ok(Self { rules, gates: file.gates, channel: file.channel, retention: file.retention })
@@ -255,8 +258,7 @@ impl Policy {
     /// # Errors
     /// [`DocumentError::UnsafeTensorName`] where a rename makes a name that tensors may not have.
     pub fn treat(&self, name: &TensorName) -> Result<Treatment, DocumentError> {
-        let matching =
-            self.rules.iter().find_map(|rule| Some((rule, rule.pattern.captures(name.as_str())?)));
+        let matching = self.rules.iter().find_map(|rule| Some((rule, rule.pattern.captures(name.as_str())?)));
         let Some((rule, captures)) = matching else {
             return Ok(Treatment::Publish {
                 name: name.clone(),
@@ -328,7 +330,8 @@ fn check_template(template: &str, wildcards: usize) -> Result<(), DocumentError>
     for behind in template.split('$').skip(1) {
         let digit = behind.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0);
         if digit == 0 || digit as usize > wildcards {
-            let why = format!("rename: '$' is followed by 1 to {wildcards}, the number of a wildcard in match");
+            let why =
+                format!("rename: '$' is followed by 1 to {wildcards}, the number of a wildcard in match");
             return Err(DocumentError::malformed(DOCUMENT, why));
         }
     }
@@ -373,7 +376,8 @@ mod tests {
         ] {
             assert_eq!(treat(&policy, name), Treatment::Drop, "{name}");
         }
-        for name in ["model.ebc.embedding_bags.t1.weight", "embedding_bags.t.weight", "m.embeddings.u.weight"] {
+        for name in ["model.ebc.embedding_bags.t1.weight", "embedding_bags.t.weight", "m.embeddings.u.weight"]
+        {
             assert_eq!(treat(&policy, name), published(name, Encoding::Int8Sbf32));
         }
         for name in ["model.over.0.weight", "model.optimism.weight", "step"] {

@@ -11,10 +11,13 @@ use crate::source::Source;
 
 pub mod dcp;
 pub mod detect;
-pub mod index;
+mod header;
+mod index;
+mod json;
 pub mod pickle;
 pub mod safetensors;
 pub mod torch_item;
+mod zip;
 
 /// Opens the checkpoint at `path` (a folder, or one file) and lists its tensors. Without a `format` it is found
 /// out by content.

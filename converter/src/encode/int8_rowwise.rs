@@ -1,0 +1,260 @@
+//! Row-wise 8-bit quantization with a binary32 scale and bias: `int8_sbf32`.
+//!
+//! Bit for bit the scalar path of fbgemm's `FloatOrHalfToFused8BitRowwiseQuantized` (fbgemm-gpu-cpu 1.9.0), for every
+//! row whatever. All arithmetic is binary32, each operation rounded to nearest even:
+//!
+//! ```text
+//! range = max - min
+//! scale = range / 255                                        stored
+//! bias  = min                                                stored
+//! code  = low byte of rint((x - min) * (255 / (range + 1e-8)))
+//! ```
+//!
+//! Minimum and maximum are found by walking the row with `<`: of equal elements the first one wins, which for zeros
+//! decides the sign of the bias; a NaN in front stays, a NaN elsewhere is passed over. Rounding to an integer gives
+//! 0 in the low byte for NaN and for anything out of range (x86's `cvtss2si` to 64 bits). So it follows:
+//! * where the range is finite, the row holds finite elements and perhaps NaNs (code 0), and all scaled values lie
+//!   between 0 and 255;
+//! * where it is not, every code is 0: the factor is NaN, or it is 0 and the product 0 or NaN.
+//!
+//! Writing `x * factor - min * factor`, or fusing the product into an addition, would change codes.
+
+use weighbridge_schemas::dtype::Dtype;
+use weighbridge_schemas::encoding::decode_int8_sbf32;
+
+use super::cast::castable;
+use super::widen::Widen;
+use super::{Encoder, RowSize};
+use crate::statistics::{BlockStatistics, Sums};
+
+/// Added to the range before dividing by it, so that a constant row is no division by zero.
+const EPSILON: f32 = 1e-8;
+
+/// 1.5 * 2^23: adding it to a number between 0 and 255 rounds to nearest even, and leaves the integer in the low bits.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// The bit that makes a NaN a quiet one.
+const QUIET: u32 = 0x0040_0000;
+
+/// The NaN that x86 makes of infinity minus infinity.
+const INVALID: u32 = 0xFFC0_0000;
+
+/// Quantizes rows.
+pub(super) struct Int8Rowwise {
+    widen: Widen,
+    size: RowSize,
+}
+
+impl Int8Rowwise {
+    /// Of rows of `source`; `None` where that is not a type to be quantized.
+    pub(super) fn new(source: Dtype, size: RowSize) -> Option<Self> {
+        Some(Self { widen: castable(source)?, size })
+    }
+}
+
+impl Encoder for Int8Rowwise {
+    fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
+        let RowSize { elements, source_bytes, encoded_bytes } = self.size;
+        let Some(count) = rows.len().checked_div(source_bytes) else { return };
+        let start = out.len();
+        out.resize(start.saturating_add(count.saturating_mul(encoded_bytes)), 0);
+        let encoded = out.get_mut(start..).unwrap_or_default();
+        let mut values = vec![0.0; elements];
+        let mut decoded = vec![0.0; elements];
+        for (row, encoded) in rows.chunks_exact(source_bytes).zip(encoded.chunks_exact_mut(encoded_bytes)) {
+            (self.widen)(row, &mut values);
+            let Some(sums) = Sums::of(&values) else { continue };
+            encode_row(&values, &sums, encoded);
+            decode_int8_sbf32(encoded, &mut decoded);
+            statistics.encoded_row(&values, &sums, &decoded);
+        }
+    }
+
+    fn source_row_bytes(&self) -> usize {
+        self.size.source_bytes
+    }
+
+    fn encoded_row_bytes(&self) -> usize {
+        self.size.encoded_bytes
+    }
+}
+
+/// Writes codes, scale and bias of a row whose codes are 0 so far.
+fn encode_row(values: &[f32], sums: &Sums<f32>, encoded: &mut [u8]) {
+    let Some((codes, trailer)) = encoded.split_last_chunk_mut::<8>() else { return };
+    let bias = first_smallest(values, sums.min);
+    let range = range(sums.max, bias);
+    if range.is_finite() {
+        quantize(values, bias, 255.0 / (range + EPSILON), codes);
+    }
+    let [s0, s1, s2, s3] = scale(range).to_le_bytes();
+    let [b0, b1, b2, b3] = bias.to_le_bytes();
+    *trailer = [s0, s1, s2, s3, b0, b1, b2, b3];
+}
+
+/// The smallest element itself: the first zero where the minimum is zero, the very bits of a NaN in front.
+fn first_smallest(values: &[f32], min: f32) -> f32 {
+    match values.first() {
+        Some(&first) if first.is_nan() => first,
+        _ if min == 0.0 => values.iter().copied().find(|&value| value == 0.0).unwrap_or(min),
+        _ => min,
+    }
+}
+
+/// The range, with the NaNs that x86 makes: languages do not promise their bits.
+fn range(max: f32, min: f32) -> f32 {
+    // In a row of zeros the maximum may be a zero of the other sign; the range is +0 all the same.
+    let range = if max == min && max.is_finite() { 0.0 } else { max - min };
+    match range.is_nan() {
+        true if min.is_nan() => f32::from_bits(min.to_bits() | QUIET),
+        true => f32::from_bits(INVALID),
+        false => range,
+    }
+}
+
+/// The stored scale; a NaN stays what it is.
+fn scale(range: f32) -> f32 {
+    if range.is_nan() { range } else { range / 255.0 }
+}
+
+fn quantize(values: &[f32], min: f32, factor: f32, codes: &mut [u8]) {
+    for (code, &value) in codes.iter_mut().zip(values) {
+        let scaled = (value - min) * factor;
+        // NaN is not greater than 0.
+        let scaled = if scaled > 0.0 { scaled } else { 0.0 };
+        let [low, ..] = (scaled + ROUNDER).to_bits().to_le_bytes();
+        *code = low;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::statistics::Statistics;
+
+    /// fbgemm's scalar loop, written down plainly. NaNs have the bits that x86 gives them.
+    fn reference(values: &[f32]) -> Vec<u8> {
+        let (mut min, mut max) = (values[0], values[0]);
+        for &value in values {
+            min = if value < min { value } else { min };
+            max = if max < value { value } else { max };
+        }
+        let range = max - min;
+        let inverse = 255.0 / (range + 1e-8);
+        let scale = match (range.is_nan(), min.is_nan()) {
+            (false, _) => (range / 255.0).to_bits(),
+            (true, true) => min.to_bits() | 0x0040_0000,
+            (true, false) => 0xFFC0_0000,
+        };
+        let mut row: Vec<u8> = values.iter().map(|&value| low_byte((value - min) * inverse)).collect();
+        row.extend(scale.to_le_bytes());
+        row.extend(min.to_bits().to_le_bytes());
+        row
+    }
+
+    /// The low byte of what `cvtss2si` makes of `value`: out of range and NaN give the smallest integer.
+    fn low_byte(value: f32) -> u8 {
+        let rounded = f64::from(value.round_ties_even());
+        let limit = 9_223_372_036_854_775_808.0;
+        #[expect(clippy::cast_possible_truncation, reason = "checked to be in range")]
+        let integer = if rounded >= -limit && rounded < limit { rounded as i64 } else { i64::MIN };
+        integer.to_le_bytes()[0]
+    }
+
+    fn encode(values: &[f32], width: usize) -> (Vec<u8>, Statistics) {
+        let rows: Vec<u8> = values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
+        let size = RowSize { elements: width, source_bytes: width * 4, encoded_bytes: width + 8 };
+        let (mut out, mut statistics) = (vec![7], BlockStatistics::new(100));
+        Int8Rowwise::new(Dtype::F32, size).unwrap().encode(&rows, &mut out, &mut statistics);
+        (out.split_off(1), statistics.finish())
+    }
+
+    fn row() -> impl Strategy<Value = Vec<f32>> {
+        let bits = any::<u32>().prop_map(f32::from_bits);
+        let zero = prop_oneof![Just(0.0f32), Just(-0.0)];
+        let special = prop_oneof![
+            Just(f32::NAN),
+            Just(f32::INFINITY),
+            Just(f32::NEG_INFINITY),
+            Just(f32::MAX),
+            Just(f32::MIN)
+        ];
+        let kinds = prop_oneof![
+            4 => (-1.0f32..1.0).boxed(),
+            2 => bits.boxed(),
+            1 => (0..64u32).prop_map(f32::from_bits).boxed(),
+            1 => (-1e-9f32..1e-9).boxed(),
+            1 => (1000.0f32..1000.001).boxed(),
+            1 => prop_oneof![zero.clone(), 0.0f32..1.0].boxed(),
+            1 => prop_oneof![zero.clone(), -1.0f32..0.0].boxed(),
+            1 => zero.boxed(),
+            1 => (0..=510u16).prop_map(|half| f32::from(half) / 2.0).boxed(),
+        ];
+        // All of one kind, constants among them, or a mixture with something special in it.
+        let cell = prop_oneof![12 => kinds.clone(), 1 => special.boxed()];
+        let width = 1..=70usize;
+        prop_oneof![
+            (width.clone(), kinds.clone()).prop_map(|(width, value)| vec![value; width]),
+            width.clone().prop_flat_map(move |width| proptest::collection::vec(cell.clone(), width)),
+            width.prop_flat_map(|width| proptest::collection::vec(-3.0f32..3.0, width)),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+
+        #[test]
+        fn every_row_has_the_bits_of_the_plain_loop(values in row()) {
+            prop_assert_eq!(encode(&values, values.len()).0, reference(&values));
+        }
+
+        #[test]
+        fn no_element_is_off_by_more_than_half_a_step(values in proptest::collection::vec(-1e3f32..1e3, 1..70)) {
+            let (row, statistics) = encode(&values, values.len());
+            let (_, trailer) = row.split_last_chunk::<8>().unwrap();
+            let scale = f64::from(f32::from_le_bytes(*trailer.first_chunk().unwrap()));
+            // Three roundings to 24 bits before the code, on a value of up to 255 steps, and one after it.
+            let rounding = scale * 255.0 * 3.0 * 2f64.powi(-24) + 2e3 * 2f64.powi(-24);
+            prop_assert!(statistics.max_error <= scale * 0.5 + rounding, "{}", statistics.max_error / scale);
+            prop_assert_eq!(statistics.compared_elements, values.len() as u64);
+        }
+    }
+
+    #[test]
+    fn the_first_zero_gives_the_bias_its_sign() {
+        for (values, bias) in [([-0.0, 0.0, 1.0], -0.0f32), ([0.0, -0.0, 1.0], 0.0), ([1.0, -0.0, 0.0], -0.0)]
+        {
+            assert_eq!(encode(&values, 3).0[7..], bias.to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn a_signalling_nan_in_front_keeps_its_bits_in_the_bias() {
+        let (row, _) = encode(&[f32::from_bits(0xFF80_0001), 1.0], 2);
+        assert_eq!(row[..2], [0, 0]);
+        assert_eq!(row[2..6], 0xFFC0_0001u32.to_le_bytes());
+        assert_eq!(row[6..], 0xFF80_0001u32.to_le_bytes());
+    }
+
+    #[test]
+    fn rows_that_decode_to_nothing_finite_are_named() {
+        let values = [f32::MAX, f32::MIN, 1.0, 2.0, f32::NAN, 1.0, f32::INFINITY, 1.0, -3e38, 3e38];
+        let statistics = encode(&values, 2).1;
+        assert_eq!((statistics.overflow_rows, statistics.first_overflow_rows), (2, vec![100, 104]));
+        assert_eq!((statistics.non_finite_rows, statistics.first_non_finite_rows), (2, vec![102, 103]));
+        assert_eq!((statistics.non_finite_elements, statistics.compared_elements), (2, 2));
+        assert_eq!((statistics.min, statistics.max), (Some(f64::from(f32::MIN)), Some(f64::from(f32::MAX))));
+    }
+
+    #[test]
+    fn a_scale_rounded_up_at_the_end_of_the_range_is_an_overflow() {
+        // Every stored number is finite, but 255 steps lead beyond the largest binary32 number.
+        let (row, statistics) = encode(&[f32::from_bits(0x7EE3_7BFF), f32::MAX], 2);
+        let [scale, bias] = [2..6, 6..10].map(|range| f32::from_le_bytes(row[range].try_into().unwrap()));
+        assert!(scale.is_finite() && bias.is_finite());
+        assert_eq!((statistics.non_finite_rows, statistics.first_overflow_rows), (0, vec![100]));
+        assert_eq!((statistics.compared_elements, statistics.max_error), (1, 0.0));
+    }
+}

@@ -1,0 +1,106 @@
+//! The source's bytes, unchanged. Floating-point types have statistics; of other types rows and elements are counted.
+
+use weighbridge_schemas::dtype::Dtype;
+
+use super::widen::{Widen, widening};
+use super::{Encoder, RowSize};
+use crate::statistics::{BlockStatistics, Sums};
+
+/// Copies rows.
+pub(super) struct Keep {
+    source: Dtype,
+    item_bytes: usize,
+    size: RowSize,
+}
+
+impl Keep {
+    /// Of rows of `source`.
+    pub(super) fn new(source: Dtype, size: RowSize) -> Self {
+        Self { source, item_bytes: size.source_bytes.checked_div(size.elements).unwrap_or(1), size }
+    }
+
+    fn rows<'a>(&self, rows: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        rows.chunks(self.size.source_bytes.max(1))
+    }
+
+    fn look_at(&self, rows: &[u8], widen: Widen, statistics: &mut BlockStatistics) {
+        let mut values = vec![0.0; self.size.elements];
+        for row in self.rows(rows) {
+            let Some(values) = values.get_mut(..row.len() / self.item_bytes) else { continue };
+            widen(row, values);
+            if let Some(sums) = Sums::of(values) {
+                statistics.kept_row(values, &sums);
+            }
+        }
+    }
+
+    fn look_at_f64(&self, rows: &[u8], statistics: &mut BlockStatistics) {
+        let mut values = Vec::with_capacity(self.size.elements);
+        for row in self.rows(rows) {
+            values.clear();
+            values.extend(row.as_chunks::<8>().0.iter().map(|&bytes| f64::from_le_bytes(bytes)));
+            if let Some(sums) = Sums::of(&values) {
+                statistics.kept_row(&values, &sums);
+            }
+        }
+    }
+}
+
+impl Encoder for Keep {
+    fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
+        out.extend_from_slice(rows);
+        match widening(self.source) {
+            Some(widen) => self.look_at(rows, widen, statistics),
+            None if self.source == Dtype::F64 => self.look_at_f64(rows, statistics),
+            None => self.rows(rows).for_each(|row| statistics.count_row(row.len() / self.item_bytes)),
+        }
+    }
+
+    fn source_row_bytes(&self) -> usize {
+        self.size.source_bytes
+    }
+
+    fn encoded_row_bytes(&self) -> usize {
+        self.size.encoded_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encode::encoder;
+    use crate::statistics::Statistics;
+    use weighbridge_schemas::encoding::Encoding;
+
+    fn keep(source: Dtype, width: usize, rows: &[u8]) -> Statistics {
+        let (mut out, mut statistics) = (Vec::new(), BlockStatistics::new(0));
+        encoder(Encoding::Keep, source, width).unwrap().encode(rows, &mut out, &mut statistics);
+        assert_eq!(out, rows);
+        statistics.finish()
+    }
+
+    #[test]
+    fn every_type_is_copied_and_only_floats_are_looked_at() {
+        for &source in Dtype::ALL {
+            let rows: Vec<u8> = (1..=96u8).cycle().take(96).collect();
+            let statistics = keep(source, 3, &rows);
+            assert_eq!((statistics.rows, statistics.elements), (32 / source.size(), 96 / source.size()));
+            assert_eq!(statistics.min.is_some(), source.is_float(), "{source:?}");
+            assert_eq!((statistics.max_error, statistics.overflow_rows), (0.0, 0));
+        }
+    }
+
+    #[test]
+    fn binary64_keeps_its_range() {
+        let values = [1e300, -2e300, f64::NAN, 1e-300];
+        let rows: Vec<u8> = values.iter().flat_map(|value: &f64| value.to_le_bytes()).collect();
+        let statistics = keep(Dtype::F64, 2, &rows);
+        assert_eq!((statistics.min, statistics.max), (Some(-2e300), Some(1e300)));
+        assert_eq!(
+            (statistics.non_finite_elements, statistics.first_non_finite_rows.as_slice()),
+            (1, &[1][..])
+        );
+        assert_eq!((statistics.norm(), statistics.compared_elements), (f64::INFINITY, 3));
+        assert_eq!(statistics.relative_rms_error(), 0.0);
+    }
+}

@@ -1,0 +1,104 @@
+//! `channels`: where channels point, and how they got there.
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use weighbridge_schemas::channel::ChannelEntry;
+use weighbridge_schemas::names::{ChannelName, ModelName};
+use weighbridge_snapshots::catalog;
+use weighbridge_snapshots::channel::Channel;
+use weighbridge_snapshots::root::Absent;
+
+use super::Context;
+use super::moves::Target;
+use super::output::{plain, short, table};
+use super::snapshots::models;
+use crate::error::Result;
+
+/// List channels, or show a channel's log.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(super) struct Channels {
+    /// The model; without one, all.
+    model: Option<String>,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show a channel's log, the newest entry first.
+    Log {
+        #[command(flatten)]
+        target: Target,
+        /// The most entries to show.
+        #[arg(long, default_value_t = 50, value_name = "N")]
+        most: usize,
+    },
+}
+
+impl Channels {
+    pub(super) async fn run(self, context: &Context) -> Result<()> {
+        match self.command {
+            Some(Command::Log { target, most }) => log(context, &target, most).await,
+            None => list(context, self.model.as_deref()).await,
+        }
+    }
+}
+
+async fn list(context: &Context, model: Option<&str>) -> Result<()> {
+    let root = context.root(Absent::Refuse)?;
+    let mut latest = Vec::new();
+    for model in models(&root, model).await? {
+        for name in catalog::channels(&root, &model).await? {
+            if let Some(entry) = Channel::new(&root, &model, &name).latest().await? {
+                latest.push((model.clone(), name, entry));
+            }
+        }
+    }
+    show(context, "channels", &latest);
+    Ok(())
+}
+
+async fn log(context: &Context, target: &Target, most: usize) -> Result<()> {
+    let root = context.root(Absent::Refuse)?;
+    let (model, name) = target.parse()?;
+    target.latest(&root, &model, &name).await?;
+    let entries = Channel::new(&root, &model, &name).log(most).await?;
+    let entries: Vec<_> = entries.into_iter().map(|entry| (model.clone(), name.clone(), entry)).collect();
+    show(context, "entries", &entries);
+    Ok(())
+}
+
+fn show(context: &Context, what: &str, entries: &[(ModelName, ChannelName, ChannelEntry)]) {
+    let documents: Vec<Value> =
+        entries.iter().map(|(model, name, entry)| document(model, name, entry)).collect();
+    context.output.listing(&json!({ what: documents }), || {
+        let rows: Vec<_> = entries
+            .iter()
+            .map(|(model, name, entry)| {
+                vec![
+                    format!("{model}@{name}"),
+                    entry.sequence.to_string(),
+                    short(&entry.snapshot),
+                    entry.run.to_string(),
+                    entry.step.to_string(),
+                    entry.reason.as_str().to_owned(),
+                    if entry.reason.holds() { "held" } else { "" }.to_owned(),
+                    plain(&entry.who),
+                    entry.when.to_string(),
+                ]
+            })
+            .collect();
+        table(&["channel", "sequence", "snapshot", "run", "step", "reason", "hold", "who", "when"], &rows)
+    });
+}
+
+/// An entry with its model, its channel, and whether the channel is held by it.
+pub(super) fn document(model: &ModelName, name: &ChannelName, entry: &ChannelEntry) -> Value {
+    let mut document = json!(entry);
+    document["model"] = json!(model);
+    document["channel"] = json!(name);
+    document["held"] = json!(entry.reason.holds());
+    document
+}

@@ -1,0 +1,70 @@
+//! `config check`: are configuration and policies right?
+
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use serde_json::json;
+
+use super::Context;
+use super::publish::read_policy;
+use crate::config::{Config, DEFAULT_FILE};
+use crate::error::{Failure, Result};
+
+/// Check configuration and policy files.
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Check files: a policy is told by its `schema`; anything else is taken for a weighbridge.toml.
+    Check {
+        /// The files; without any, the configuration that is in force.
+        files: Vec<PathBuf>,
+    },
+    /// Show the default policy: ordinary TOML, to copy and change.
+    DefaultPolicy,
+}
+
+impl Command {
+    pub(super) fn run(self, context: &Context) -> Result<()> {
+        match self {
+            Self::Check { files } => check(context, files),
+            Self::DefaultPolicy => {
+                let text = weighbridge_schemas::policy::DEFAULT_POLICY;
+                context.output.listing(&json!({ "policy": text }), || text.to_owned());
+                Ok(())
+            }
+        }
+    }
+}
+
+fn check(context: &Context, files: Vec<PathBuf>) -> Result<()> {
+    // Without a file, the configuration has been read, and so checked, on the way here.
+    let mut checked = Vec::new();
+    for file in &files {
+        checked.push((file.clone(), check_file(file)?));
+    }
+    if files.is_empty() {
+        let named = context.global.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
+        if named.is_file() {
+            checked.push((named, "configuration"));
+        }
+    }
+    let documents: Vec<_> = checked.iter().map(|(path, kind)| json!({ "path": path, "kind": kind })).collect();
+    context.output.done(&json!({ "checked": documents }), || {
+        if checked.is_empty() {
+            return format!("there is no {DEFAULT_FILE} here; the defaults are in force\n");
+        }
+        checked.iter().map(|(path, kind)| format!("{}: {kind}, all right\n", path.display())).collect()
+    });
+    Ok(())
+}
+
+fn check_file(path: &Path) -> Result<&'static str> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::usage(format!("{}: it cannot be read: {error}", path.display())))?;
+    let is_policy = text.lines().any(|line| line.trim_start().starts_with("schema"));
+    if is_policy {
+        read_policy(Some(path))?;
+        return Ok("policy");
+    }
+    Config::parse(&text).map_err(|failure| failure.while_doing(path.display()))?;
+    Ok("configuration")
+}

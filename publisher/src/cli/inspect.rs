@@ -1,0 +1,188 @@
+//! `inspect`: what is in a checkpoint, or in a snapshot.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::json;
+
+use weighbridge_converter::checkpoint::Checkpoint;
+use weighbridge_converter::read;
+use weighbridge_converter::shape::gather;
+use weighbridge_schemas::snapshot::SnapshotManifest;
+use weighbridge_snapshots::manifest;
+use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::root::Absent;
+
+use super::output::{bytes, plain, shape, table};
+use super::publish::FormatOption;
+use super::{Context, default_channel};
+use crate::error::{Failure, Result};
+
+/// Look into a checkpoint or a snapshot: tensors, dtypes, shapes, encodings.
+///
+/// A checkpoint is listed from its metadata, and the framing of every stored slice is checked; no tensor byte is read.
+#[derive(Debug, Args)]
+pub(super) struct Inspect {
+    /// A checkpoint's path; or MODEL[@CHANNEL|@SNAPSHOT], or a snapshot's id.
+    #[arg(value_name = "CKPT|SNAPSHOT")]
+    what: String,
+    /// The checkpoint's format.
+    #[arg(long, value_enum, default_value_t = FormatOption::Auto)]
+    format: FormatOption,
+    /// Read the checkpoint's metadata alone, without a look at how slices are stored.
+    #[arg(long)]
+    metadata_only: bool,
+}
+
+impl Inspect {
+    pub(super) async fn run(self, context: &Context) -> Result<()> {
+        let path = PathBuf::from(&self.what);
+        if std::fs::symlink_metadata(&path).is_ok() || !may_be_reference(&self.what) {
+            return self.checkpoint(context, path).await;
+        }
+        match self.snapshot(context).await {
+            Err(failure) if failure.class == "not_found" => Err(Failure {
+                message: format!(
+                    "{}: there is no such checkpoint, and no such snapshot: {failure}",
+                    plain(&self.what)
+                ),
+                ..failure
+            }),
+            done => done,
+        }
+    }
+
+    async fn checkpoint(&self, context: &Context, path: PathBuf) -> Result<()> {
+        let (format, metadata_only) = (self.format.format(), self.metadata_only);
+        let opened = tokio::task::spawn_blocking(move || {
+            let checkpoint = read::open(&path, format)?;
+            if !metadata_only {
+                gather::check_storages(&checkpoint)?;
+            }
+            Ok(checkpoint)
+        });
+        let checkpoint = opened
+            .await
+            .map_err(|error| Failure::internal("inspecting", error))?
+            .map_err(|error: weighbridge_converter::error::ReadError| {
+                Failure::from(error).while_doing(format!("inspecting {}", plain(&self.what)))
+            })?;
+        show_checkpoint(context, &checkpoint);
+        Ok(())
+    }
+
+    async fn snapshot(&self, context: &Context) -> Result<()> {
+        let root = context.root(Absent::Refuse)?;
+        let (model, id) = Reference::locate(&self.what, &root, &default_channel()).await?;
+        show_snapshot(context, &manifest::get(&root, &model, &id).await?);
+        Ok(())
+    }
+}
+
+/// Whether the text can be a reference at all; else it is taken for a path.
+fn may_be_reference(text: &str) -> bool {
+    text.parse::<Reference>().is_ok() && !Path::new(text).is_absolute()
+}
+
+fn show_checkpoint(context: &Context, checkpoint: &Checkpoint) {
+    let total: u64 = checkpoint.tensors.iter().map(|tensor| tensor.bytes()).sum();
+    let tensors: Vec<_> = checkpoint
+        .tensors
+        .iter()
+        .map(|tensor| {
+            json!({
+                "name": tensor.name,
+                "dtype": tensor.dtype,
+                "shape": tensor.shape,
+                "bytes": tensor.bytes(),
+                "slices": tensor.slices.len(),
+            })
+        })
+        .collect();
+    let document = json!({
+        "kind": "checkpoint",
+        "format": checkpoint.format,
+        "fingerprint": checkpoint.fingerprint,
+        "bytes": total,
+        "tensors": tensors,
+        "notes": checkpoint.notes,
+    });
+    context.output.listing(&document, || {
+        let rows: Vec<_> = checkpoint
+            .tensors
+            .iter()
+            .map(|tensor| {
+                vec![
+                    plain(tensor.name.as_str()),
+                    tensor.dtype.as_str().to_owned(),
+                    shape(&tensor.shape),
+                    bytes(tensor.bytes()),
+                    tensor.slices.len().to_string(),
+                ]
+            })
+            .collect();
+        let (count, format) = (checkpoint.tensors.len(), checkpoint.format.as_str());
+        let notes: String = checkpoint.notes.iter().map(|note| format!("note: {}\n", plain(note))).collect();
+        let listing = table(&["tensor", "dtype", "shape", "size", "slices"], &rows);
+        format!("{listing}{count} tensors, {}, {format}\n{notes}", bytes(total))
+    });
+}
+
+fn show_snapshot(context: &Context, found: &SnapshotManifest) {
+    let id = found.id();
+    let tensors: Vec<_> = found
+        .tensors
+        .iter()
+        .map(|tensor| {
+            json!({
+                "name": tensor.name,
+                "dtype": tensor.encoding.stored_dtype(tensor.source_dtype),
+                "shape": tensor.encoding.stored_shape(&tensor.shape),
+                "bytes": tensor.end - tensor.begin,
+                "source_dtype": tensor.source_dtype,
+                "logical_shape": tensor.shape,
+                "encoding": tensor.encoding,
+                "layout": tensor.layout,
+                "file": tensor.file,
+            })
+        })
+        .collect();
+    let files: Vec<_> = found
+        .files
+        .iter()
+        .map(|file| json!({ "name": file.name, "size": file.size, "chunks": file.chunks.len() }))
+        .collect();
+    let document = json!({
+        "kind": "snapshot",
+        "snapshot": id,
+        "model": found.model,
+        "run": found.run,
+        "step": found.step,
+        "format": found.format,
+        "fingerprint": found.checkpoint,
+        "rules": found.rules,
+        "encoding_version": found.encoding_version,
+        "bytes": found.bytes(),
+        "tensors": tensors,
+        "files": files,
+    });
+    context.output.listing(&document, || {
+        let rows: Vec<_> = found
+            .tensors
+            .iter()
+            .map(|tensor| {
+                vec![
+                    plain(tensor.name.as_str()),
+                    tensor.encoding.as_str().to_owned(),
+                    tensor.source_dtype.as_str().to_owned(),
+                    shape(&tensor.shape),
+                    bytes(tensor.end - tensor.begin),
+                    tensor.file.clone(),
+                ]
+            })
+            .collect();
+        let listing = table(&["tensor", "encoding", "source", "shape", "size", "file"], &rows);
+        let (model, run, step, count) = (&found.model, &found.run, found.step, found.tensors.len());
+        format!("{listing}snapshot {id}\nmodel {model}, run {run}, step {step}; {count} tensors, {}\n", bytes(found.bytes()))
+    });
+}

@@ -1,0 +1,222 @@
+//! `promote`, `rollback`, `hold`, `release`: an operator moves a channel, or keeps it.
+
+use clap::Args;
+
+use weighbridge_schemas::channel::{ChannelEntry, Reason};
+use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::names::{ChannelName, ModelName};
+use weighbridge_schemas::report::Outcome;
+use weighbridge_schemas::time::Timestamp;
+use weighbridge_snapshots::channel::{Channel, Move};
+use weighbridge_snapshots::error::{Class, StoreError};
+use weighbridge_snapshots::manifest;
+use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::root::{Absent, Root};
+
+use super::output::short;
+use super::{Context, channels, default_channel};
+use crate::error::{Failure, Result};
+
+/// The channel that is meant.
+#[derive(Debug, Args)]
+pub(super) struct Target {
+    /// The model, and the channel behind an @.
+    #[arg(value_name = "MODEL[@CHANNEL]")]
+    reference: Reference,
+    /// The channel, where none stands behind an @ [default: prod].
+    #[arg(long, value_name = "NAME")]
+    channel: Option<ChannelName>,
+}
+
+impl Target {
+    pub(super) fn parse(&self) -> Result<(ModelName, ChannelName)> {
+        let named = match &self.reference.at {
+            Some(at) => Some(at.parse::<ChannelName>()?),
+            None => None,
+        };
+        let channel = match (named, &self.channel) {
+            (Some(named), Some(other)) if named != *other => {
+                return Err(Failure::usage(format!("two channels are named: {named} and {other}")));
+            }
+            (Some(named), _) => named,
+            (None, other) => other.clone().unwrap_or_else(default_channel),
+        };
+        Ok((self.reference.model.clone(), channel))
+    }
+
+    /// The entry that rules; that there is none is an error.
+    pub(super) async fn latest(
+        &self,
+        root: &Root,
+        model: &ModelName,
+        name: &ChannelName,
+    ) -> Result<ChannelEntry> {
+        let latest = Channel::new(root, model, name).latest().await?;
+        latest.ok_or_else(|| {
+            let why = "there is no such channel; `weighbridge channels` lists them";
+            StoreError::new(Class::NotFound, format!("{model}@{name}"), why).into()
+        })
+    }
+}
+
+/// Move a channel to a snapshot; a hold ends.
+#[derive(Debug, Args)]
+pub(super) struct Promote {
+    /// MODEL@SNAPSHOT, or MODEL@CHANNEL to take what another channel points at; or a snapshot's id.
+    #[arg(value_name = "MODEL@SNAPSHOT")]
+    reference: String,
+    /// The channel to move.
+    #[arg(long, value_name = "NAME", default_value = "prod")]
+    channel: ChannelName,
+    /// Promote it even if a gate rejected it.
+    #[arg(long)]
+    force: bool,
+}
+
+impl Promote {
+    pub(super) async fn run(self, context: &Context) -> Result<()> {
+        let root = context.root(Absent::Refuse)?;
+        let (model, id) = Reference::locate(&self.reference, &root, &self.channel).await?;
+        let wanted = wanted(&root, &model, id, Reason::Promote, self.force).await?;
+        append(context, &root, &model, &self.channel, |_| wanted.clone()).await
+    }
+}
+
+/// Move a channel back, and hold it there: publishes do not move it until `release` or `promote`.
+#[derive(Debug, Args)]
+pub(super) struct Rollback {
+    #[command(flatten)]
+    target: Target,
+    /// The snapshot to go back to [default: the one before].
+    #[arg(long, value_name = "SNAPSHOT")]
+    to: Option<String>,
+}
+
+impl Rollback {
+    pub(super) async fn run(self, context: &Context) -> Result<()> {
+        let root = context.root(Absent::Refuse)?;
+        let (model, name) = self.target.parse()?;
+        let latest = self.target.latest(&root, &model, &name).await?;
+        let id = match &self.to {
+            Some(text) => {
+                let reference = Reference { model: model.clone(), at: Some(text.clone()) };
+                reference.resolve(&root, &name).await?
+            }
+            None => before(&root, &model, &name, &latest).await?,
+        };
+        let wanted = wanted(&root, &model, id, Reason::Rollback, false).await?;
+        append(context, &root, &model, &name, |_| wanted.clone()).await
+    }
+}
+
+/// Keep a channel where it is, whatever is published.
+#[derive(Debug, Args)]
+pub(super) struct Hold {
+    #[command(flatten)]
+    target: Target,
+}
+
+impl Hold {
+    pub(super) async fn run(self, context: &Context) -> Result<()> {
+        stay(context, &self.target, Reason::Hold).await
+    }
+}
+
+/// End a hold: the next publish moves the channel again.
+#[derive(Debug, Args)]
+pub(super) struct Release {
+    #[command(flatten)]
+    target: Target,
+}
+
+impl Release {
+    pub(super) async fn run(self, context: &Context) -> Result<()> {
+        stay(context, &self.target, Reason::Release).await
+    }
+}
+
+/// An entry that changes whether the channel is held, and nothing else.
+async fn stay(context: &Context, target: &Target, reason: Reason) -> Result<()> {
+    let root = context.root(Absent::Refuse)?;
+    let (model, name) = target.parse()?;
+    let first = target.latest(&root, &model, &name).await?;
+    append(context, &root, &model, &name, |latest| {
+        let latest = latest.unwrap_or(&first);
+        Move {
+            snapshot: latest.snapshot,
+            run: latest.run.clone(),
+            step: latest.step,
+            created_at: latest.created_at,
+            reason,
+        }
+    })
+    .await
+}
+
+/// The newest snapshot in the channel's log that is not the present one.
+async fn before(
+    root: &Root,
+    model: &ModelName,
+    name: &ChannelName,
+    latest: &ChannelEntry,
+) -> Result<SnapshotId> {
+    let log = Channel::new(root, model, name).log(usize::MAX).await?;
+    let other = log.iter().map(|entry| entry.snapshot).find(|&snapshot| snapshot != latest.snapshot);
+    other.ok_or_else(|| {
+        let why = "the channel never pointed at another snapshot; name one with --to";
+        StoreError::new(Class::NotFound, format!("{model}@{name}"), why).into()
+    })
+}
+
+/// What a move to snapshot `id` puts on the channel. The snapshot has to be there, and not quarantined.
+async fn wanted(
+    root: &Root,
+    model: &ModelName,
+    id: SnapshotId,
+    reason: Reason,
+    force: bool,
+) -> Result<Move> {
+    let found = manifest::get(root, model, &id).await?;
+    let reports = manifest::reports(root, model, &id).await?;
+    let rejected = reports.first().is_some_and(|report| report.outcome == Outcome::Rejected);
+    if rejected && !force {
+        let why = format!("a gate rejected the snapshot: see `weighbridge report {model}@{id}`; promote --force");
+        return Err(StoreError::new(Class::Refused, short(&id), why).into());
+    }
+    Ok(Move {
+        snapshot: id,
+        run: found.run,
+        step: found.step,
+        created_at: written_at(root, model, id).await?,
+        reason,
+    })
+}
+
+/// When the snapshot's checkpoint was written, as far as any channel's log tells.
+async fn written_at(root: &Root, model: &ModelName, id: SnapshotId) -> Result<Timestamp> {
+    for name in weighbridge_snapshots::catalog::channels(root, model).await? {
+        let log = Channel::new(root, model, &name).log(usize::MAX).await?;
+        if let Some(entry) = log.iter().find(|entry| entry.snapshot == id) {
+            return Ok(entry.created_at);
+        }
+    }
+    Ok(crate::clock::now())
+}
+
+async fn append(
+    context: &Context,
+    root: &Root,
+    model: &ModelName,
+    name: &ChannelName,
+    wanted: impl Fn(Option<&ChannelEntry>) -> Move,
+) -> Result<()> {
+    let channel = Channel::new(root, model, name);
+    let decide = |latest: Option<&ChannelEntry>| Ok::<_, std::convert::Infallible>(wanted(latest));
+    let appended = channel.append(&context.operation(), decide).await?;
+    let Ok(entry) = appended;
+    context.output.done(&channels::document(model, name, &entry), || {
+        let held = if entry.reason.holds() { ", and is held there" } else { "" };
+        format!("{}: {model}@{name} points at {} (step {}){held}\n", entry.reason.as_str(), entry.snapshot, entry.step)
+    });
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! What goes where: results to standard output, the telling of them to standard error.
+
+use std::io::{self, Write};
+
+use serde_json::{Value, json};
+
+use crate::error::Failure;
+
+/// Where a command's results go, and in which form.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub(super) fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    pub(super) fn is_json(self) -> bool {
+        self.json
+    }
+
+    /// The one JSON document.
+    pub(super) fn document(self, document: &Value) {
+        write(&mut io::stdout(), &format!("{document:#}\n"));
+    }
+
+    /// A listing: the document, or text for people.
+    pub(super) fn listing(self, document: &Value, text: impl FnOnce() -> String) {
+        if self.json {
+            self.document(document);
+        } else {
+            write(&mut io::stdout(), &text());
+        }
+    }
+
+    /// What was done: the document, or text for people, which goes to standard error.
+    pub(super) fn done(self, document: &Value, text: impl FnOnce() -> String) {
+        if self.json {
+            self.document(document);
+        } else {
+            write(&mut io::stderr(), &text());
+        }
+    }
+
+    /// A failure, as one line; with `--json` also as the document.
+    pub(super) fn failure(self, failure: &Failure) {
+        self.failure_line(failure);
+        if self.json {
+            self.document(&json!({ "error": error_object(failure) }));
+        }
+    }
+
+    /// A failure's line alone.
+    pub(super) fn failure_line(self, failure: &Failure) {
+        let line = failure.message.split_whitespace().collect::<Vec<_>>().join(" ");
+        write(&mut io::stderr(), &format!("error: {line}\n"));
+    }
+}
+
+/// A failure as it stands in JSON.
+pub(super) fn error_object(failure: &Failure) -> Value {
+    json!({ "kind": failure.kind.as_str(), "class": failure.class, "message": failure.message })
+}
+
+/// A reader that has gone away (`weighbridge ... | head`) is no failure.
+fn write(to: &mut dyn Write, text: &str) {
+    let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
+}
+
+/// A table: columns as wide as their widest cell, numbers (cells that begin with a digit) to the right.
+pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let length = |cell: &str| cell.chars().count();
+    let mut widths: Vec<usize> = heading.iter().map(|cell| length(cell)).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = length(cell).max(*width);
+        }
+    }
+    let numeric: Vec<bool> = (0..heading.len())
+        .map(|column| {
+            let mut cells = rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty()).peekable();
+            cells.peek().is_some()
+                && cells.all(|cell| {
+                    cell.len() < 24 && cell.starts_with(|c: char| c.is_ascii_digit() || c == '-') && cell != "-"
+                })
+        })
+        .collect();
+    let line = |cells: Vec<&str>| {
+        let mut line = String::new();
+        for (column, cell) in cells.into_iter().enumerate() {
+            let fill = " ".repeat(widths[column].saturating_sub(length(cell)));
+            let (before, behind) = if numeric[column] { (fill, String::new()) } else { (String::new(), fill) };
+            line.push_str(&format!("{before}{cell}{behind}  "));
+        }
+        format!("{}\n", line.trim_end())
+    };
+    let mut text = line(heading.to_vec());
+    for row in rows {
+        text.push_str(&line(row.iter().take(heading.len()).map(String::as_str).collect()));
+    }
+    text
+}
+
+/// Control characters, which a name from outside may not bring to a terminal, as escapes.
+pub(super) fn plain(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// A size for people.
+pub(super) fn bytes(size: u64) -> String {
+    indicatif::BinaryBytes(size).to_string()
+}
+
+/// The first digits of an id, as people say it.
+pub(super) fn short(id: &impl ToString) -> String {
+    id.to_string().chars().take(12).collect()
+}
+
+/// A shape as `[2000, 16]`.
+pub(super) fn shape(shape: &[u64]) -> String {
+    format!("{shape:?}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_align() {
+        let rows = vec![vec!["t1".into(), "12".into()], vec!["table".into(), "7".into()]];
+        assert_eq!(table(&["name", "rows"], &rows), "name   rows\nt1       12\ntable     7\n");
+    }
+
+    #[test]
+    fn names_cannot_steer_a_terminal() {
+        assert_eq!(plain("a\u{1b}[2Jb"), "a\\u{1b}[2Jb");
+    }
+}

@@ -1,0 +1,244 @@
+//! `publish`: a checkpoint becomes a snapshot, here and now.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use weighbridge_schemas::checkpoint::Format;
+use weighbridge_schemas::error::Kind;
+use weighbridge_schemas::limits;
+use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
+use weighbridge_schemas::policy::Policy;
+use weighbridge_schemas::report::Outcome as Gated;
+use weighbridge_snapshots::fetch::Progress;
+use weighbridge_snapshots::root::Absent;
+
+use super::bar::Bar;
+use super::output::{bytes, error_object, plain, short};
+use super::{BudgetOptions, Context};
+use crate::error::{Exit, Failure, Result};
+use crate::job::{self, Outcome, Published, Request};
+
+/// Publish a checkpoint here and now, and move a channel to it.
+///
+/// Without --policy the default is used: optimizer state is dropped, embedding tables become int8, all else is kept.
+/// Publishing the same checkpoint with the same rules again gives the same snapshot and stores nothing new, so a publish
+/// that was interrupted is finished by running it again.
+#[derive(Debug, Args)]
+pub(super) struct Publish {
+    /// The checkpoint: a folder, or one file. Its format is told by content.
+    #[arg(value_name = "CKPT")]
+    checkpoint: PathBuf,
+    /// The model's name.
+    #[arg(long)]
+    model: String,
+    /// The training run's name.
+    #[arg(long, default_value = "default")]
+    run: String,
+    /// The training step.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    step: u64,
+    /// The channel to move [default: the policy's, which is prod].
+    #[arg(long, value_name = "NAME")]
+    channel: Option<String>,
+    /// The policy: a TOML file.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// The checkpoint's format.
+    #[arg(long, value_enum, default_value_t = FormatOption::Auto)]
+    format: FormatOption,
+    #[command(flatten)]
+    budget: BudgetOptions,
+}
+
+/// A checkpoint's format, or that it is to be found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum FormatOption {
+    /// Found out by content.
+    Auto,
+    /// safetensors files.
+    Safetensors,
+    /// PyTorch Distributed Checkpoint.
+    Dcp,
+}
+
+impl FormatOption {
+    pub(super) fn format(self) -> Option<Format> {
+        match self {
+            Self::Auto => None,
+            Self::Safetensors => Some(Format::Safetensors),
+            Self::Dcp => Some(Format::Dcp),
+        }
+    }
+}
+
+impl Publish {
+    pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
+        let started = Instant::now();
+        let budget = context.budget(&self.budget)?;
+        let request = self.request(context)?;
+        let root = context.root(Absent::Create)?;
+        let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
+        let published = job::publish(&root, &request, budget, &bar).await;
+        drop(bar);
+        let published = published.map_err(|failure| {
+            failure.while_doing(format!("publishing {}", request.checkpoint.display()))
+        })?;
+        Ok(tell(context, &request, &published, started.elapsed()))
+    }
+
+    fn request(&self, context: &Context) -> Result<Request> {
+        let policy = read_policy(self.policy.as_deref())?;
+        let channel = match &self.channel {
+            Some(name) => name.parse::<ChannelName>()?,
+            None => policy.channel.name.clone(),
+        };
+        Ok(Request {
+            checkpoint: self.checkpoint.clone(),
+            format: self.format.format(),
+            model: self.model.parse::<ModelName>()?,
+            run: self.run.parse::<RunName>()?,
+            step: self.step,
+            policy,
+            channel,
+            operation: context.operation(),
+        })
+    }
+}
+
+/// The policy in a file; without one, the default.
+pub(super) fn read_policy(path: Option<&Path>) -> Result<Policy> {
+    let Some(path) = path else { return Ok(Policy::default()) };
+    let shown = path.display();
+    let size = std::fs::metadata(path).map(|metadata| metadata.len());
+    let text = match size {
+        Ok(size) if size > limits::POLICY_BYTES as u64 => {
+            return Err(Failure::usage(format!("policy {shown}: {size} bytes; at most {}", limits::POLICY_BYTES)));
+        }
+        _ => std::fs::read_to_string(path)
+            .map_err(|error| Failure::usage(format!("policy {shown}: it cannot be read: {error}")))?,
+    };
+    Policy::parse(&text).map_err(|error| Failure::from(error).while_doing(shown))
+}
+
+fn tell(context: &Context, request: &Request, published: &Published, took: Duration) -> ExitCode {
+    let mut document = document(request, published, took);
+    let rejected = rejection(published);
+    if let Some(failure) = &rejected {
+        document["error"] = error_object(failure);
+    }
+    context.output.done(&document, || text(request, published, took));
+    match rejected {
+        Some(failure) => {
+            context.output.failure_line(&failure);
+            ExitCode::from(failure.exit as u8)
+        }
+        None => ExitCode::SUCCESS,
+    }
+}
+
+fn document(request: &Request, published: &Published, took: Duration) -> Value {
+    let report = &published.report;
+    json!({
+        "snapshot": published.snapshot,
+        "model": request.model,
+        "run": request.run,
+        "step": request.step,
+        "channel": request.channel,
+        "outcome": published.outcome.as_str(),
+        "format": published.format,
+        "tensors": report.tensors.len(),
+        "dropped": report.dropped.len(),
+        "bytes_read": published.bytes_read,
+        "bytes_stored": published.bytes_stored,
+        "bytes_reused": published.bytes_reused,
+        "seconds": took.as_secs_f64(),
+        "notes": report.notes,
+    })
+}
+
+/// The failure of a snapshot that a gate rejected: each tensor, its rows, the figure.
+fn rejection(published: &Published) -> Option<Failure> {
+    let report = &published.report;
+    let rejecting = report.gates.iter().filter(|gate| gate.outcome == Gated::Rejected);
+    let findings: Vec<_> = rejecting
+        .flat_map(|gate| gate.findings.iter().map(move |finding| (gate, finding)))
+        .map(|(gate, finding)| format!("{}: tensor {:?}: {}", gate.gate, finding.tensor.as_str(), finding.message))
+        .collect();
+    let first = findings.first()?;
+    let more = match findings.len() - 1 {
+        0 => String::new(),
+        more => format!("; and {more} more findings"),
+    };
+    let id = published.snapshot;
+    let message = format!(
+        "snapshot {} is quarantined: {first}{more}; the channel stays where it was; `weighbridge report {}@{id}` \
+         tells all; mend the checkpoint, or change [gates] in the policy",
+        short(&id),
+        report.model,
+    );
+    Some(Failure { kind: Kind::Permanent, class: "rejected_by_gate", message, exit: Exit::Rejected })
+}
+
+fn text(request: &Request, published: &Published, took: Duration) -> String {
+    let report = &published.report;
+    let mut text = String::new();
+    let mut line = |what: &str, value: String| text.push_str(&format!("{what:>11}  {value}\n"));
+    let encoded: u64 = report.tensors.iter().map(|tensor| tensor.stored_bytes).sum();
+    line("checkpoint", format!("{} ({})", request.checkpoint.display(), published.format.as_str()));
+    line(
+        "tensors",
+        format!(
+            "{} published, {} dropped; {} became {}",
+            report.tensors.len(),
+            report.dropped.len(),
+            bytes(published.bytes_read),
+            bytes(encoded)
+        ),
+    );
+    for tensor in report.tensors.iter().filter(|tensor| tensor.relative_rms_error.is_some()).take(20) {
+        line(
+            "",
+            format!(
+                "{}  {:?} {} -> {}, relative RMS error {:.2e}",
+                plain(tensor.name.as_str()),
+                tensor.shape,
+                tensor.source_dtype.as_str(),
+                tensor.encoding.as_str(),
+                tensor.relative_rms_error.unwrap_or_default()
+            ),
+        );
+    }
+    for gate in &report.gates {
+        line("gate", format!("{} {}", gate.gate, gate.outcome.as_str()));
+    }
+    for note in report.notes.iter().take(20) {
+        line("note", plain(note));
+    }
+    line("snapshot", published.snapshot.to_string());
+    line(
+        "store",
+        format!("{} new, {} there already", bytes(published.bytes_stored), bytes(published.bytes_reused)),
+    );
+    line("outcome", outcome(request, published.outcome));
+    line("took", format!("{:.2} s", took.as_secs_f64()));
+    text
+}
+
+fn outcome(request: &Request, outcome: Outcome) -> String {
+    let (name, channel) = (outcome.as_str(), &request.channel);
+    match outcome {
+        Outcome::Published => format!("{name}: channel {channel} points at it now"),
+        Outcome::Unchanged => format!("{name}: channel {channel} pointed at it already"),
+        Outcome::Superseded => format!(
+            "{name}: channel {channel} keeps a newer step, or another run's; \
+             `weighbridge promote` moves it all the same"
+        ),
+        Outcome::Held => format!("{name}: an operator holds channel {channel}; `weighbridge release` ends that"),
+        Outcome::Quarantined => format!("{name}: channel {channel} stays where it was"),
+    }
+}

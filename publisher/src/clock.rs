@@ -1,0 +1,19 @@
+//! The one door to time and randomness; everything else takes them by parameter.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use weighbridge_schemas::time::Timestamp;
+
+/// The time now.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
+pub fn now() -> Timestamp {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_nanoseconds(i128::try_from(since_epoch.as_nanos()).unwrap_or(i128::MAX))
+}
+
+/// A new random id for an operation.
+#[must_use]
+pub fn operation_id() -> String {
+    uuid::Uuid::new_v4().to_string()
+}

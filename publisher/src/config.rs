@@ -1,0 +1,100 @@
+//! `weighbridge.toml`: what would otherwise be said on every command line. Unknown fields are refused.
+
+use std::io;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::error::{Failure, Result};
+
+/// Where the configuration is looked for when none is named.
+pub const DEFAULT_FILE: &str = "weighbridge.toml";
+/// The store when none is named anywhere.
+pub const DEFAULT_STORE: &str = "weighbridge-data/store";
+/// The memory budget when none is named anywhere, in bytes.
+pub const DEFAULT_MEMORY: u64 = 512 << 20;
+/// The smallest memory budget that lets a publish go on, in bytes.
+pub const LEAST_MEMORY: u64 = 128 << 20;
+
+/// The configuration file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The store: a path, or a `file://` URL. Variable `WEIGHBRIDGE_STORE`; default `weighbridge-data/store`.
+    pub store: Option<String>,
+    /// The memory that one process may use, such as `512MiB` (the default). Variable `WEIGHBRIDGE_MEMORY`.
+    pub memory: Option<String>,
+    /// Threads that read and encode; default: all cores. Variable `WEIGHBRIDGE_THREADS`.
+    pub threads: Option<usize>,
+}
+
+impl Config {
+    /// Reads the configuration: `named`, which has to be there, or [`DEFAULT_FILE`], which need not.
+    ///
+    /// # Errors
+    /// Where the file cannot be read, or does not parse.
+    pub fn load(named: Option<&Path>) -> Result<Self> {
+        let path = named.unwrap_or(Path::new(DEFAULT_FILE));
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(&text).map_err(|failure| failure.while_doing(path.display())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(Self::default()),
+            Err(error) => Err(Failure::usage(format!("{}: it cannot be read: {error}", path.display()))),
+        }
+    }
+
+    /// Reads configuration text.
+    ///
+    /// # Errors
+    /// Where it does not parse, or a value makes no sense.
+    pub fn parse(text: &str) -> Result<Self> {
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+            Failure::usage(format!("line {line}: {}", error.message()))
+        })?;
+        if let Some(memory) = &config.memory {
+            parse_bytes(memory).map_err(|why| Failure::usage(format!("memory: {why}")))?;
+        }
+        Ok(config)
+    }
+}
+
+/// Reads a size in bytes: a number, with `KiB`, `MiB` or `GiB` behind it, or nothing.
+///
+/// # Errors
+/// A message for people.
+pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
+    let bad = || format!("{text:?} is no size; write it like 512MiB");
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit: u64 = match text.get(digits.len()..).unwrap_or_default().trim() {
+        "" | "B" => 1,
+        "KiB" | "K" | "k" => 1 << 10,
+        "MiB" | "M" | "m" => 1 << 20,
+        "GiB" | "G" | "g" => 1 << 30,
+        _ => return Err(bad()),
+    };
+    digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_bytes("512MiB"), Ok(512 << 20));
+        assert_eq!(parse_bytes("1 GiB"), Ok(1 << 30));
+        assert_eq!(parse_bytes("7"), Ok(7));
+        for text in ["", "MiB", "1.5GiB", "-1", "1TB", "99999999999GiB", "é"] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_and_bad_values_are_refused_with_their_line() {
+        assert_eq!(Config::parse("store = 'x'\nthreads = 2").unwrap().threads, Some(2));
+        let error = Config::parse("store = 'x'\nstoer = 'y'").unwrap_err();
+        assert!(error.message.contains("line 2") && error.message.contains("stoer"), "{error}");
+        assert!(Config::parse("memory = 'lots'").is_err());
+        assert!(!error.message.contains('\n'));
+    }
+}

@@ -1,0 +1,113 @@
+//! From every crate's errors to what the command line promises: a kind, a stable class, one message, an exit code.
+
+use std::fmt;
+
+use weighbridge_converter::error::{Class as ReadClass, ReadError};
+use weighbridge_converter::shape::select::SelectError;
+use weighbridge_schemas::error::{DocumentError, Kind};
+use weighbridge_snapshots::error::{Class as StoreClass, StoreError};
+
+/// Exit codes of the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// It failed.
+    Failed = 1,
+    /// The command line or a policy makes no sense.
+    Usage = 2,
+    /// A gate rejected the snapshot.
+    Rejected = 3,
+    /// The checkpoint is bad or not supported.
+    BadCheckpoint = 4,
+    /// Something outside cannot be reached or written.
+    Unreachable = 5,
+    /// There is no such thing.
+    NotFound = 6,
+    /// Bytes are not what their name says.
+    Integrity = 7,
+    /// Ctrl-C or SIGTERM.
+    Interrupted = 130,
+}
+
+/// A command that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What the failure asks for.
+    pub kind: Kind,
+    /// The stable class.
+    pub class: &'static str,
+    /// What failed, at what, and the way out: one line.
+    pub message: String,
+    /// The exit code.
+    pub exit: Exit,
+}
+
+/// The result of a command.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    /// A permanent failure of the command line itself.
+    #[must_use]
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self { kind: Kind::Permanent, class: "usage", message: message.to_string(), exit: Exit::Usage }
+    }
+
+    /// A failure inside: a task that did not come back.
+    #[must_use]
+    pub fn internal(what: &str, error: impl fmt::Display) -> Self {
+        let message = format!("{what}: {error}");
+        Self { kind: Kind::Transient, class: "internal", message, exit: Exit::Failed }
+    }
+
+    /// Says what was being done, in front of the message.
+    #[must_use]
+    pub fn while_doing(mut self, what: impl fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Self {
+        let exit = if error.class() == ReadClass::NotFound { Exit::NotFound } else { Exit::BadCheckpoint };
+        Self { kind: error.kind(), class: error.class().as_str(), message: error.to_string(), exit }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        let exit = match error.class() {
+            StoreClass::NotFound => Exit::NotFound,
+            StoreClass::Integrity => Exit::Integrity,
+            StoreClass::DiskFull | StoreClass::Conflict | StoreClass::Refused => Exit::Failed,
+            StoreClass::ReadOnly | StoreClass::Unreachable => Exit::Unreachable,
+            StoreClass::BadLocation => Exit::Usage,
+        };
+        Self { kind: error.kind(), class: error.class().as_str(), message: error.to_string(), exit }
+    }
+}
+
+impl From<SelectError> for Failure {
+    fn from(error: SelectError) -> Self {
+        let (class, exit) = match error {
+            SelectError::BadName { .. } | SelectError::Collision { .. } => ("policy_mismatch", Exit::Usage),
+            SelectError::NothingLeft { .. } => (ReadClass::NoTensors.as_str(), Exit::BadCheckpoint),
+            SelectError::RowTooWide { .. } => (ReadClass::LimitExceeded.as_str(), Exit::BadCheckpoint),
+        };
+        Self { kind: Kind::Permanent, class, message: error.to_string(), exit }
+    }
+}
+
+impl From<DocumentError> for Failure {
+    fn from(error: DocumentError) -> Self {
+        Self { kind: Kind::Permanent, class: "bad_document", message: error.to_string(), exit: Exit::Usage }
+    }
+}

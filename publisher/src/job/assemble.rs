@@ -1,0 +1,83 @@
+//! Chunks and statistics, put in order: the snapshot's manifest, and every tensor's figures.
+
+use weighbridge_converter::statistics::Statistics;
+use weighbridge_schemas::encoding::ENCODING_VERSION;
+use weighbridge_schemas::snapshot::{
+    Chunk, SnapshotFile, SnapshotManifest, SnapshotSchema, SnapshotTensor,
+};
+use weighbridge_snapshots::files;
+
+use super::Request;
+use super::convert::Converted;
+use super::plan::Plan;
+
+/// The manifest, and the statistics of the plan's tensors in order.
+#[must_use]
+pub fn assemble(request: &Request, plan: &Plan, converted: &Converted) -> (SnapshotManifest, Vec<Statistics>) {
+    let manifest = SnapshotManifest {
+        schema: SnapshotSchema::V1,
+        model: request.model.clone(),
+        run: request.run.clone(),
+        step: request.step,
+        format: plan.checkpoint.format,
+        checkpoint: plan.checkpoint.fingerprint,
+        rules: plan.rules,
+        encoding_version: ENCODING_VERSION,
+        files: snapshot_files(plan, converted),
+        tensors: snapshot_tensors(plan),
+    };
+    (manifest, tensor_statistics(plan, converted))
+}
+
+fn snapshot_files(plan: &Plan, converted: &Converted) -> Vec<SnapshotFile> {
+    let mut chunks: Vec<Vec<Chunk>> = converted.headers.iter().map(|&header| vec![header]).collect();
+    for (piece, (chunk, _)) in plan.pieces.iter().zip(&converted.pieces) {
+        chunks[piece.file].push(*chunk);
+    }
+    let mut files: Vec<_> =
+        plan.files.iter().zip(chunks).map(|(file, chunks)| snapshot_file(file.name.clone(), chunks)).collect();
+    if let Some((name, _)) = files::index(&plan.stored, &plan.files) {
+        files.push(snapshot_file(name, converted.index.clone()));
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    files
+}
+
+fn snapshot_file(name: String, chunks: Vec<Chunk>) -> SnapshotFile {
+    SnapshotFile { name, size: chunks.iter().map(|chunk| chunk.size).sum(), chunks }
+}
+
+fn snapshot_tensors(plan: &Plan) -> Vec<SnapshotTensor> {
+    let mut tensors = Vec::with_capacity(plan.tensors.len());
+    for file in &plan.files {
+        let mut begin = file.header.len() as u64;
+        for &at in &file.tensors {
+            let planned = &plan.tensors[at];
+            let end = begin + plan.stored[at].bytes;
+            tensors.push(SnapshotTensor {
+                name: planned.name.clone(),
+                shape: plan.source(planned).shape.clone(),
+                source_dtype: plan.source(planned).dtype,
+                encoding: planned.encoding,
+                layout: planned.layout,
+                file: file.name.clone(),
+                begin,
+                end,
+            });
+            begin = end;
+        }
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    tensors
+}
+
+/// A tensor's blocks stand in order within the plan's pieces, so their statistics are added in order.
+fn tensor_statistics(plan: &Plan, converted: &Converted) -> Vec<Statistics> {
+    let mut statistics = vec![Statistics::default(); plan.tensors.len()];
+    for (piece, (_, measured)) in plan.pieces.iter().zip(&converted.pieces) {
+        for (part, measured) in piece.parts.iter().zip(measured) {
+            statistics[part.tensor].merge(measured);
+        }
+    }
+    statistics
+}

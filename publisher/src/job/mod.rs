@@ -1,0 +1,147 @@
+//! One publish of one checkpoint, a file a stage, in reading order:
+//!
+//! | stage | does | leaves behind |
+//! |---|---|---|
+//! | [`accept`] | opens the checkpoint, lists it from its metadata alone | nothing |
+//! | [`plan`] | applies the policy, lays out files, cuts chunks | nothing |
+//! | [`convert`] | reads, encodes, hashes and stores, all overlapped | chunks |
+//! | [`assemble`] | puts results in order | nothing |
+//! | [`judge`] | applies the gates | nothing |
+//! | [`seal`] | stores the report, then the manifest: now there is a snapshot | report, manifest |
+//! | [`promote`] | moves the channel, if it may | channel entry |
+//!
+//! Every stage writes the same bytes under the same names when it is run again, so a publish that was killed anywhere
+//! is finished by running it again.
+
+pub mod accept;
+pub mod assemble;
+pub mod convert;
+pub mod judge;
+pub mod plan;
+pub mod promote;
+pub mod seal;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use weighbridge_schemas::checkpoint::Format;
+use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
+use weighbridge_schemas::policy::Policy;
+use weighbridge_schemas::report::{Outcome as Gated, Report};
+use weighbridge_snapshots::channel::Operation;
+use weighbridge_snapshots::fetch::Progress;
+use weighbridge_snapshots::root::Root;
+
+use crate::error::Result;
+
+/// What is to be published, and how.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The checkpoint: a folder, or one file.
+    pub checkpoint: PathBuf,
+    /// Its format; `None`: found out by content.
+    pub format: Option<Format>,
+    /// The model.
+    pub model: ModelName,
+    /// The training run.
+    pub run: RunName,
+    /// The training step.
+    pub step: u64,
+    /// The policy.
+    pub policy: Policy,
+    /// The channel to move.
+    pub channel: ChannelName,
+    /// Who publishes, and when.
+    pub operation: Operation,
+}
+
+/// How much of the machine a publish may use.
+#[derive(Debug, Clone, Copy)]
+pub struct Budget {
+    /// The process's memory, in bytes.
+    pub memory: u64,
+    /// Threads that read and encode.
+    pub threads: usize,
+}
+
+/// How a publish ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The channel points at the snapshot now.
+    Published,
+    /// The channel pointed at it already.
+    Unchanged,
+    /// It is stored, but the channel keeps a newer step, or another run's.
+    Superseded,
+    /// It is stored, but an operator holds the channel.
+    Held,
+    /// A gate rejected it: it is stored, on no channel.
+    Quarantined,
+}
+
+impl Outcome {
+    /// The stable name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Published => "published",
+            Self::Unchanged => "unchanged",
+            Self::Superseded => "superseded",
+            Self::Held => "held",
+            Self::Quarantined => "quarantined",
+        }
+    }
+}
+
+/// What a publish did.
+#[derive(Debug)]
+pub struct Published {
+    /// The snapshot.
+    pub snapshot: SnapshotId,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The checkpoint's format.
+    pub format: Format,
+    /// Tensor bytes read from the checkpoint.
+    pub bytes_read: u64,
+    /// Chunk bytes written to the store.
+    pub bytes_stored: u64,
+    /// Chunk bytes that the store held already.
+    pub bytes_reused: u64,
+    /// The validation report.
+    pub report: Report,
+}
+
+/// Publishes a checkpoint: all stages, here and now.
+///
+/// # Errors
+/// A [`crate::error::Failure`] of the stage that failed. What was published before stays as it was.
+pub async fn publish(
+    root: &Root,
+    request: &Request,
+    budget: Budget,
+    progress: &Arc<dyn Progress>,
+) -> Result<Published> {
+    let checkpoint = accept::accept(request).await?;
+    let plan = Arc::new(plan::plan(checkpoint, &request.policy)?);
+    let converted = convert::convert(root, &request.model, &plan, budget, progress).await?;
+    accept::check_unchanged(&plan).await?;
+    let (manifest, statistics) = assemble::assemble(request, &plan, &converted);
+    let report = judge::judge(request, &plan, &manifest, &statistics);
+    seal::seal(root, &manifest, &report).await?;
+    let outcome = if report.outcome == Gated::Rejected {
+        Outcome::Quarantined
+    } else {
+        promote::promote(root, request, &plan, report.snapshot).await?
+    };
+    Ok(Published {
+        snapshot: report.snapshot,
+        outcome,
+        format: plan.checkpoint.format,
+        bytes_read: plan.source_bytes(),
+        bytes_stored: converted.bytes_stored,
+        bytes_reused: converted.bytes_reused,
+        report,
+    })
+}

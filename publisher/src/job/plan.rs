@@ -1,0 +1,211 @@
+//! Which tensors go into which files, and where those files are cut into chunks. A pure function of the checkpoint's
+//! listing and the policy's rules: the same in every run, on every machine, with any number of threads.
+
+use weighbridge_converter::checkpoint::{Checkpoint, Tensor};
+use weighbridge_converter::shape::select::{Selected, select};
+use weighbridge_schemas::encoding::{Encoding, Layout};
+use weighbridge_schemas::ids::RulesDigest;
+use weighbridge_schemas::limits;
+use weighbridge_schemas::names::TensorName;
+use weighbridge_schemas::policy::Policy;
+use weighbridge_schemas::snapshot::TensorMetadata;
+use weighbridge_snapshots::chunk::cut;
+use weighbridge_snapshots::files::{self, FilePlan, Stored};
+
+use crate::error::{Failure, Result};
+
+/// Tensors that encode to less than this are put into one chunk with their neighbours; in bytes.
+const GROUPED_BYTES: u64 = 1 << 20;
+
+/// Everything that is decided before the first tensor byte is read.
+#[derive(Debug)]
+pub struct Plan {
+    /// The checkpoint.
+    pub checkpoint: Checkpoint,
+    /// The digest of the rules that were applied.
+    pub rules: RulesDigest,
+    /// The published tensors, sorted by their names in the snapshot.
+    pub tensors: Vec<Planned>,
+    /// How they are stored, in the same order.
+    pub stored: Vec<Stored>,
+    /// The safetensors files.
+    pub files: Vec<FilePlan>,
+    /// The chunks to make: for every file in order, those of its data in order.
+    pub pieces: Vec<Piece>,
+    /// The names of the tensors that the policy drops.
+    pub dropped: Vec<TensorName>,
+    /// What was passed over or done otherwise.
+    pub notes: Vec<String>,
+}
+
+/// A tensor that is published.
+#[derive(Debug)]
+pub struct Planned {
+    /// Its place in the checkpoint's list.
+    pub source: usize,
+    /// Its name in the snapshot.
+    pub name: TensorName,
+    /// Its encoding.
+    pub encoding: Encoding,
+    /// Where scale and bias stand.
+    pub layout: Layout,
+    /// How it is cut.
+    pub rows: Rows,
+}
+
+/// A tensor as rows of equal size. Tensors with fewer than two dimensions, and those whose rows are too large for a
+/// chunk (where the encoding works element by element), have rows of one element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// How many rows.
+    pub count: u64,
+    /// Elements a row.
+    pub elements: u64,
+    /// Bytes of an encoded row.
+    pub encoded_bytes: u64,
+    /// Bytes of a row in the checkpoint.
+    pub source_bytes: u64,
+}
+
+/// A chunk to make: rows of one tensor, or several small tensors whole.
+#[derive(Debug, Default)]
+pub struct Piece {
+    /// The file's place in [`Plan::files`].
+    pub file: usize,
+    /// What it consists of, in order.
+    pub parts: Vec<Part>,
+    /// Its size, in bytes.
+    pub bytes: u64,
+}
+
+/// Rows of one tensor.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// The tensor's place in [`Plan::tensors`].
+    pub tensor: usize,
+    /// The first row.
+    pub first: u64,
+    /// How many rows.
+    pub count: u64,
+}
+
+impl Plan {
+    /// A published tensor's entry in the checkpoint.
+    #[must_use]
+    pub fn source(&self, planned: &Planned) -> &Tensor {
+        &self.checkpoint.tensors[planned.source]
+    }
+
+    /// The tensor bytes that a publish reads.
+    #[must_use]
+    pub fn source_bytes(&self) -> u64 {
+        self.tensors.iter().map(|planned| self.source(planned).bytes()).sum()
+    }
+}
+
+/// Plans the publish of `checkpoint` under `policy`.
+///
+/// # Errors
+/// Where the policy does not fit the checkpoint.
+pub fn plan(checkpoint: Checkpoint, policy: &Policy) -> Result<Plan> {
+    let selection = select(&checkpoint, policy)?;
+    let tensors = selection.published.iter().map(|selected| planned(&checkpoint, selected));
+    let tensors = tensors.collect::<Result<Vec<_>>>()?;
+    let stored: Vec<_> = selection.published.iter().zip(&tensors).map(stored).collect();
+    let mut notes = selection.notes;
+    let dropped = selection.dropped;
+    notes.extend(checkpoint.notes.iter().cloned());
+    let files = files::plan(&stored);
+    let pieces = pieces(&files, &tensors);
+    let rules = policy.rules_digest();
+    Ok(Plan { checkpoint, rules, tensors, stored, files, pieces, dropped, notes })
+}
+
+fn planned(checkpoint: &Checkpoint, selected: &Selected<'_>) -> Result<Planned> {
+    let tensor = selected.tensor;
+    let source = checkpoint.tensors.binary_search_by(|other| other.name.cmp(&tensor.name));
+    let source = source.map_err(|_| Failure::internal("planning", "the checkpoint's list is not sorted"))?;
+    let rows = Rows::of(tensor, selected.encoding)
+        .ok_or_else(|| Failure::internal("planning", format!("tensor {:?} is too large", tensor.name)))?;
+    Ok(Planned {
+        source,
+        name: selected.name.clone(),
+        encoding: selected.encoding,
+        layout: selected.layout,
+        rows,
+    })
+}
+
+fn stored((selected, planned): (&Selected<'_>, &Planned)) -> Stored {
+    let (tensor, encoding) = (selected.tensor, selected.encoding);
+    Stored {
+        name: selected.name.clone(),
+        dtype: encoding.stored_dtype(tensor.dtype),
+        shape: encoding.stored_shape(&tensor.shape),
+        bytes: planned.rows.count * planned.rows.encoded_bytes,
+        metadata: TensorMetadata {
+            encoding,
+            layout: selected.layout,
+            shape: tensor.shape.clone(),
+            source_dtype: tensor.dtype,
+        },
+    }
+}
+
+impl Rows {
+    /// `None` where a size does not fit 64 bits.
+    fn of(tensor: &Tensor, encoding: Encoding) -> Option<Self> {
+        let of = |count: u64, elements: u64| {
+            let encoded_bytes = encoding.row_bytes(elements, tensor.dtype)?;
+            count.checked_mul(encoded_bytes)?;
+            let source_bytes = elements.checked_mul(tensor.dtype.size())?;
+            Some(Self { count, elements, encoded_bytes, source_bytes })
+        };
+        let total = tensor.elements();
+        if let [rows, inner @ ..] = tensor.shape.as_slice()
+            && !inner.is_empty()
+            && (total > 0 || encoding.is_row_wise())
+        {
+            let rows = of(*rows, inner.iter().product())?;
+            if encoding.is_row_wise() || rows.encoded_bytes <= limits::CHUNK_BYTES {
+                return Some(rows);
+            }
+        }
+        of(total, 1)
+    }
+}
+
+fn pieces(files: &[FilePlan], tensors: &[Planned]) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    for (file, plan) in files.iter().enumerate() {
+        let mut group = Piece { file, ..Piece::default() };
+        for &tensor in &plan.tensors {
+            let rows = tensors[tensor].rows;
+            let bytes = rows.count * rows.encoded_bytes;
+            if bytes >= GROUPED_BYTES || group.bytes + bytes > limits::CHUNK_BYTES {
+                flush(&mut pieces, &mut group);
+            }
+            if bytes >= GROUPED_BYTES {
+                pieces.extend(cut::blocks(rows.count, rows.encoded_bytes).map(|(first, count)| Piece {
+                    file,
+                    parts: vec![Part { tensor, first, count }],
+                    bytes: count * rows.encoded_bytes,
+                }));
+            } else if rows.count > 0 {
+                group.parts.push(Part { tensor, first: 0, count: rows.count });
+                group.bytes += bytes;
+            }
+        }
+        flush(&mut pieces, &mut group);
+    }
+    pieces
+}
+
+/// A group that holds anything becomes a piece.
+fn flush(pieces: &mut Vec<Piece>, group: &mut Piece) {
+    let empty = Piece { file: group.file, ..Piece::default() };
+    let full = std::mem::replace(group, empty);
+    if full.bytes > 0 {
+        pieces.push(full);
+    }
+}

@@ -1,0 +1,17 @@
+//! Who conducts: jobs, gates and the command line of the one binary, `weighbridge`.
+//!
+//! | room | holds |
+//! |---|---|
+//! | [`job`] | one publish of one checkpoint, a file a stage, in reading order |
+//! | [`gates`] | validation rules, a file each |
+//! | [`cli`] | the command line, a file a command |
+//! | [`config`] | `weighbridge.toml` |
+//! | [`clock`] | the one door to time and randomness |
+//! | [`error`] | from every crate's errors to a kind, a class and an exit code |
+
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod gates;
+pub mod job;

@@ -1,0 +1,131 @@
+//! What goes wrong between us and a store, or a folder that snapshots are fetched into.
+
+use std::error::Error as _;
+use std::fmt;
+use std::io;
+
+use weighbridge_schemas::error::Kind;
+
+/// A stable class of failure; the names are part of the command line's contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// An object, snapshot, channel or store that is not there.
+    NotFound,
+    /// Bytes that do not have the hash or form they must have.
+    Integrity,
+    /// The disk is full.
+    DiskFull,
+    /// The store, or folder, may not be written.
+    ReadOnly,
+    /// The store does not answer, or fails.
+    Unreachable,
+    /// Somebody else moved the channel at the same time, again and again.
+    Conflict,
+    /// The store's URL makes no sense, or names a kind that is not supported.
+    BadLocation,
+    /// The request contradicts what the store holds.
+    Refused,
+}
+
+impl Class {
+    /// The stable name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::Integrity => "integrity",
+            Self::DiskFull => "disk_full",
+            Self::ReadOnly => "read_only",
+            Self::Unreachable => "store_unreachable",
+            Self::Conflict => "conflict",
+            Self::BadLocation => "bad_location",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// A failure: its class, the object or path, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreError {
+    class: Class,
+    object: String,
+    why: String,
+}
+
+/// The result of working with a store.
+pub type Result<T> = std::result::Result<T, StoreError>;
+
+impl StoreError {
+    /// A failure of `class` at `object` (a key, path or name), with the reason and the way out.
+    #[must_use]
+    pub fn new(class: Class, object: impl fmt::Display, why: impl Into<String>) -> Self {
+        Self { class, object: object.to_string(), why: why.into() }
+    }
+
+    /// The stable class.
+    #[must_use]
+    pub const fn class(&self) -> Class {
+        self.class
+    }
+
+    /// The key, path or name at fault.
+    #[must_use]
+    pub fn object(&self) -> &str {
+        &self.object
+    }
+
+    /// What the failure asks for.
+    #[must_use]
+    pub const fn kind(&self) -> Kind {
+        match self.class {
+            Class::DiskFull | Class::Unreachable => Kind::Transient,
+            Class::Conflict => Kind::Conflict,
+            Class::NotFound | Class::Integrity | Class::ReadOnly | Class::BadLocation | Class::Refused => {
+                Kind::Permanent
+            }
+        }
+    }
+
+    /// From a failed store request about `object`.
+    pub(crate) fn store(object: impl fmt::Display, error: &object_store::Error) -> Self {
+        if matches!(error, object_store::Error::NotFound { .. }) {
+            return Self::new(Class::NotFound, object, "there is no such object in the store");
+        }
+        if matches!(
+            error,
+            object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }
+        ) {
+            return Self::new(Class::ReadOnly, object, format!("the store denies it: {error}"));
+        }
+        let mut cause = error.source();
+        while let Some(source) = cause {
+            if let Some(io) = source.downcast_ref::<io::Error>() {
+                return Self::io(object, io);
+            }
+            cause = source.source();
+        }
+        Self::new(Class::Unreachable, object, error.to_string())
+    }
+
+    /// From a failed file operation at `object`.
+    pub(crate) fn io(object: impl fmt::Display, error: &io::Error) -> Self {
+        use io::ErrorKind as K;
+        let (class, way_out) = match error.kind() {
+            K::NotFound => (Class::NotFound, ""),
+            K::StorageFull | K::QuotaExceeded => (Class::DiskFull, "; free some space and run it again"),
+            K::ReadOnlyFilesystem | K::PermissionDenied => {
+                (Class::ReadOnly, "; it has to be writable, or name another place")
+            }
+            _ => (Class::Unreachable, ""),
+        };
+        Self::new(class, object, format!("{error}{way_out}"))
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.object, self.why)
+    }
+}
+
+impl std::error::Error for StoreError {}

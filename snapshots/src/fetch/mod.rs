@@ -1,0 +1,86 @@
+//! Fetching a snapshot into a folder: plan, download, materialise, swap.
+//!
+//! ```text
+//! DIR/versions/SNAPSHOT/      complete and verified, or absent: snapshot.json and the files
+//! DIR/current                 a link to versions/SNAPSHOT, flipped atomically
+//! DIR/.staging/SNAPSHOT/      a fetch in progress; what is right in it is used again after a crash
+//! DIR/.lock                   held by the one fetch that works here; gone with its process
+//! ```
+//!
+//! Order: every chunk is verified before it is written, every file is synced, the staging folder is renamed to its
+//! version, and only then `current` flips. A crash anywhere leaves the old version serving.
+
+mod download;
+mod folder;
+mod plan;
+
+use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::names::ModelName;
+
+use crate::error::Result;
+use crate::manifest;
+use crate::root::Root;
+
+pub use folder::Folder;
+
+/// What a fetch did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fetched {
+    /// The snapshot that `current` points at now.
+    pub snapshot: SnapshotId,
+    /// The size of its files, in bytes.
+    pub bytes: u64,
+    /// What came out of the store.
+    pub bytes_read: u64,
+    /// What was there already, verified.
+    pub bytes_reused: u64,
+}
+
+/// Told what a fetch does.
+pub trait Progress: Send + Sync {
+    /// It will handle so many bytes.
+    fn start(&self, bytes: u64);
+    /// It has handled so many more.
+    fn advance(&self, bytes: u64);
+}
+
+/// How much a fetch may use.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Chunks in memory at once; each has at most 32 MiB, and seldom over 8.
+    pub chunks: usize,
+}
+
+/// Fetches snapshot `id` of `model` into `folder`, and flips `current` to it.
+///
+/// # Errors
+/// [`Class::Integrity`](crate::error::Class::Integrity) where anything in the store is not what its name says: then
+/// `folder` is as it was. [`Class::DiskFull`](crate::error::Class::DiskFull) before the first byte where the disk has
+/// no room. Else as the store or the folder fails.
+pub async fn fetch(
+    root: &Root,
+    model: &ModelName,
+    id: &SnapshotId,
+    folder: &Folder,
+    limits: Limits,
+    progress: &dyn Progress,
+) -> Result<Fetched> {
+    let manifest = manifest::get(root, model, id).await?;
+    let bytes = manifest.bytes();
+    progress.start(bytes);
+    let mut fetched = Fetched { snapshot: *id, bytes, bytes_read: 0, bytes_reused: bytes };
+    let _lock = folder.lock()?;
+    if plan::is_complete(folder, id, &manifest, progress).await? {
+        folder.flip(id)?;
+        return Ok(fetched);
+    }
+    let staging = folder.stage(id)?;
+    let missing = plan::missing(&staging, &manifest, progress).await?;
+    fetched.bytes_read = missing.iter().map(|piece| piece.chunk.size).sum();
+    fetched.bytes_reused = bytes - fetched.bytes_read;
+    folder.check_room(fetched.bytes_read)?;
+    download::download(root, model, &staging, missing, limits, progress).await?;
+    folder.materialise(&staging, id, &manifest)?;
+    folder.flip(id)?;
+    Ok(fetched)
+}

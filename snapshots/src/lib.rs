@@ -1,0 +1,31 @@
+//! What is kept: content-addressed chunks, immutable snapshots and movable channels in an object store; and how a
+//! serving host fetches, verifies and swaps them.
+//!
+//! | room | holds |
+//! |---|---|
+//! | [`layout`] | the one file that spells object keys |
+//! | [`root`] | from a URL to a store |
+//! | [`chunk`] | where tables are cut; chunks written and read, always verified |
+//! | [`files`] | how tensors are laid out in a snapshot's safetensors files |
+//! | [`manifest`] | snapshot manifests and validation reports in the store |
+//! | [`channel`] | the channel log |
+//! | [`catalog`] | what a store holds: models, snapshots, channels |
+//! | [`reference`](mod@reference) | `MODEL[@CHANNEL or @SNAPSHOT]`, and what it points at |
+//! | [`fetch`] | plan, download, materialise, swap |
+//! | [`verify`] | the whole store, or one snapshot, read and checked |
+//! | [`error`] | what goes wrong, by stable class names |
+//!
+//! Publishing never overwrites and never deletes. Nothing rests on rename or on read-modify-write in the store: only
+//! put, put-if-absent, get, list. A reader verifies every chunk and every manifest before a byte is used.
+
+pub mod catalog;
+pub mod channel;
+pub mod chunk;
+pub mod error;
+pub mod fetch;
+pub mod files;
+pub mod layout;
+pub mod manifest;
+pub mod reference;
+pub mod root;
+pub mod verify;

@@ -1,0 +1,142 @@
+//! `MODEL[@CHANNEL or @SNAPSHOT]`: how people point at a snapshot.
+
+use std::fmt;
+use std::str::FromStr;
+
+use weighbridge_schemas::error::{DocumentError, shorten};
+use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::names::{ChannelName, ModelName};
+
+use crate::catalog;
+use crate::channel::Channel;
+use crate::error::{Class, Result, StoreError};
+use crate::layout;
+use crate::root::Root;
+
+/// The fewest digits of a snapshot's id that may stand for it.
+const PREFIX_DIGITS: usize = 6;
+
+/// A snapshot by model and channel, id, or the first digits of an id. What looks like a channel's name and like
+/// digits of an id is looked up as a channel first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reference {
+    /// The model.
+    pub model: ModelName,
+    /// What stands behind the `@`.
+    pub at: Option<String>,
+}
+
+impl FromStr for Reference {
+    type Err = DocumentError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, DocumentError> {
+        let (model, at) = match text.split_once('@') {
+            Some((model, at)) => (model, Some(at)),
+            None => (text, None),
+        };
+        if let Some(at) = at {
+            at.parse::<ChannelName>()?;
+        }
+        Ok(Self { model: model.parse()?, at: at.map(ToOwned::to_owned) })
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.model.fmt(f)?;
+        self.at.as_ref().map_or(Ok(()), |at| write!(f, "@{at}"))
+    }
+}
+
+impl Reference {
+    /// The snapshot that the reference points at now; without an `@`, where channel `default` points.
+    ///
+    /// # Errors
+    /// [`Class::NotFound`] for an unknown model, channel or snapshot, [`Class::Refused`] for digits that several ids
+    /// begin with; else as the store fails.
+    pub async fn resolve(&self, root: &Root, default: &ChannelName) -> Result<SnapshotId> {
+        let at = self.at.as_deref().unwrap_or(default.as_str());
+        if let Ok(id) = at.parse() {
+            return Ok(id);
+        }
+        // `parse` has made sure that this is a channel's name.
+        if let Ok(name) = at.parse()
+            && let Some(latest) = Channel::new(root, &self.model, &name).latest().await?
+        {
+            return Ok(latest.snapshot);
+        }
+        self.by_prefix(root, at).await
+    }
+
+    /// The model and snapshot that `text` points at: a reference, or a whole snapshot id of any model.
+    ///
+    /// # Errors
+    /// As [`Reference::resolve`]; [`Class::BadLocation`] where `text` is no reference.
+    pub async fn locate(text: &str, root: &Root, default: &ChannelName) -> Result<(ModelName, SnapshotId)> {
+        if let Ok(id) = text.parse::<SnapshotId>() {
+            for model in catalog::models(root).await? {
+                if root.size(&layout::snapshot(&model, &id)).await?.is_some() {
+                    return Ok((model, id));
+                }
+            }
+            return Err(StoreError::new(Class::NotFound, id, "no model in the store has such a snapshot"));
+        }
+        let reference: Self = text
+            .parse()
+            .map_err(|error: DocumentError| StoreError::new(Class::BadLocation, shorten(text), error.to_string()))?;
+        let id = reference.resolve(root, default).await?;
+        Ok((reference.model, id))
+    }
+
+    async fn by_prefix(&self, root: &Root, at: &str) -> Result<SnapshotId> {
+        let ids = catalog::snapshots(root, &self.model).await?;
+        let digits = at.len() >= PREFIX_DIGITS && at.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let mut matching = ids.iter().filter(|id| digits && id.to_string().starts_with(at));
+        match (matching.next(), matching.next()) {
+            (Some(&only), None) => Ok(only),
+            (Some(_), Some(_)) => {
+                let why = "several snapshots' ids begin so; give more digits";
+                Err(StoreError::new(Class::Refused, shorten(at), why))
+            }
+            (None, _) => Err(self.unknown(root, at, ids.len()).await),
+        }
+    }
+
+    async fn unknown(&self, root: &Root, at: &str, snapshots: usize) -> StoreError {
+        let model = &self.model;
+        let channels = catalog::channels(root, model).await.unwrap_or_default();
+        let why = if snapshots == 0 && channels.is_empty() {
+            let known: Vec<_> = catalog::models(root).await.unwrap_or_default();
+            format!("the store holds no model {model}; it holds {}", listed(&known))
+        } else {
+            format!(
+                "model {model} has no channel or snapshot of that name; its channels: {}; \
+                 `weighbridge snapshots {model}` lists its {snapshots} snapshots",
+                listed(&channels)
+            )
+        };
+        StoreError::new(Class::NotFound, shorten(at), why)
+    }
+}
+
+fn listed<N: fmt::Display>(names: &[N]) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    names.iter().take(20).map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_parse_and_print() {
+        for text in ["dlrm", "dlrm@prod", &format!("dlrm@{}", "ab".repeat(32))] {
+            assert_eq!(text.parse::<Reference>().unwrap().to_string(), text);
+        }
+        for text in ["", "@prod", "dlrm@", "dlrm@../x", "../dlrm", "a@b@c"] {
+            assert!(text.parse::<Reference>().is_err(), "{text}");
+        }
+    }
+}

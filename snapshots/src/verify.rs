@@ -1,0 +1,163 @@
+//! The whole store, one model, or one snapshot: every byte read and checked.
+//!
+//! A flipped byte in a chunk or a manifest shows as a hash that is not the object's name; a missing chunk shows as
+//! one that a manifest names in vain. Problems are collected, not only the first: an operator wants the extent.
+
+use std::collections::BTreeMap;
+
+use futures::{StreamExt, TryStreamExt};
+
+use weighbridge_schemas::ids::{ChunkId, SnapshotId};
+use weighbridge_schemas::names::ModelName;
+use weighbridge_schemas::snapshot::Chunk;
+
+use crate::catalog;
+use crate::channel::Channel;
+use crate::chunk;
+use crate::error::{Class, Result, StoreError};
+use crate::layout;
+use crate::manifest;
+use crate::root::Root;
+
+/// Chunks read at once.
+const CONCURRENCY: usize = 4;
+
+/// What was checked, and what is wrong.
+#[derive(Debug, Default)]
+pub struct Verified {
+    /// Snapshot manifests checked.
+    pub snapshots: u64,
+    /// Channel entries checked.
+    pub entries: u64,
+    /// Chunks read and hashed.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Everything that is not as it must be.
+    pub problems: Vec<StoreError>,
+}
+
+/// Told of every chunk that has been read: its bytes.
+pub type Progress<'p> = &'p (dyn Fn(u64) + Send + Sync);
+
+impl Verified {
+    /// Notes an integrity failure and goes on; any other failure ends the work.
+    fn note<T>(&mut self, outcome: Result<T>) -> Result<Option<T>> {
+        match outcome {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.class() == Class::Integrity => {
+                self.problems.push(error);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Checks one snapshot: its manifest, and every chunk of it.
+///
+/// # Errors
+/// [`Class::NotFound`], or as the store fails; integrity failures are in the result.
+pub async fn snapshot(
+    root: &Root,
+    model: &ModelName,
+    id: &SnapshotId,
+    progress: Progress<'_>,
+) -> Result<Verified> {
+    let mut verified = Verified::default();
+    let found = manifest::get(root, model, id).await;
+    verified.snapshots = 1;
+    if let Some(found) = verified.note(found)? {
+        check_chunks(root, model, found.chunks(), &mut verified, progress).await?;
+    }
+    Ok(verified)
+}
+
+/// Checks everything that the store holds of `model`: manifests, reports, channel entries, and every chunk, named by a
+/// manifest or not.
+///
+/// # Errors
+/// As the store fails; integrity failures are in the result.
+pub async fn model(root: &Root, model: &ModelName, progress: Progress<'_>) -> Result<Verified> {
+    let mut verified = Verified::default();
+    let mut chunks: BTreeMap<ChunkId, u64> = listed_chunks(root, model, &mut verified).await?;
+    for id in catalog::snapshots(root, model).await? {
+        verified.snapshots += 1;
+        let found = manifest::get(root, model, &id).await;
+        if let Some(found) = verified.note(found)? {
+            chunks.extend(found.chunks());
+        }
+        let reports = manifest::reports(root, model, &id).await;
+        verified.note(reports)?;
+    }
+    check_channels(root, model, &mut verified).await?;
+    check_chunks(root, model, chunks, &mut verified, progress).await?;
+    Ok(verified)
+}
+
+/// Every entry of every channel can be read, and names a snapshot that is there and is what the entry says.
+async fn check_channels(root: &Root, model: &ModelName, verified: &mut Verified) -> Result<()> {
+    for name in catalog::channels(root, model).await? {
+        let log = Channel::new(root, model, &name).log(usize::MAX).await;
+        for entry in verified.note(log)?.unwrap_or_default() {
+            verified.entries += 1;
+            let key = layout::channel_entry(model, &name, entry.sequence);
+            match manifest::get(root, model, &entry.snapshot).await {
+                Ok(found) if found.run == entry.run && found.step == entry.step => {}
+                Ok(_) => {
+                    let why = "the entry's run or step is not its snapshot's";
+                    verified.problems.push(StoreError::new(Class::Integrity, key, why));
+                }
+                // A damaged manifest has been noted with the snapshots.
+                Err(error) if error.class() == Class::Integrity => {}
+                Err(error) if error.class() == Class::NotFound => {
+                    let why = format!("the entry's snapshot {} is not in the store", entry.snapshot);
+                    verified.problems.push(StoreError::new(Class::Integrity, key, why));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The chunks in the store, by name. An object there with another kind of name is a problem.
+async fn listed_chunks(
+    root: &Root,
+    model: &ModelName,
+    verified: &mut Verified,
+) -> Result<BTreeMap<ChunkId, u64>> {
+    let folder = layout::chunks(model);
+    let mut listed = root.store().list(Some(&folder));
+    let mut chunks = BTreeMap::new();
+    while let Some(meta) = listed.try_next().await.map_err(|error| StoreError::store(&folder, &error))? {
+        let id = meta.location.filename().and_then(|name| name.parse::<ChunkId>().ok());
+        match id.filter(|id| layout::chunk(model, id) == meta.location) {
+            Some(id) => drop(chunks.insert(id, meta.size)),
+            None => {
+                let why = "the object's name is no chunk's";
+                verified.problems.push(StoreError::new(Class::Integrity, meta.location, why));
+            }
+        }
+    }
+    Ok(chunks)
+}
+
+async fn check_chunks(
+    root: &Root,
+    model: &ModelName,
+    chunks: BTreeMap<ChunkId, u64>,
+    verified: &mut Verified,
+    progress: Progress<'_>,
+) -> Result<()> {
+    let reads = futures::stream::iter(chunks)
+        .map(|(id, size)| async move { (size, chunk::get(root, model, Chunk { id, size }).await) });
+    let mut reads = reads.buffer_unordered(CONCURRENCY);
+    while let Some((size, read)) = reads.next().await {
+        verified.note(read)?;
+        verified.chunks += 1;
+        verified.bytes += size;
+        progress(size);
+    }
+    Ok(())
+}
