@@ -263,7 +263,8 @@ mod tests {
 
     #[test]
     fn contradictions_are_refused() {
-        let cases: [(&str, fn(&mut SnapshotManifest)); 8] = [
+        type Spoil = fn(&mut SnapshotManifest);
+        let cases: [(&str, Spoil); 8] = [
             ("a path for a file name", |m| m.files[0].name = "../model".into()),
             ("sizes that do not add up", |m| m.files[0].size += 1),
             ("an empty chunk", |m| m.files[0].chunks.push(Chunk { id: ChunkId::of(b""), size: 0 })),

@@ -191,7 +191,9 @@ fn the_store_comes_from_option_variable_configuration_or_default() {
     std::fs::write(folder.join("weighbridge.toml"), "store = 'configured'").unwrap();
     publish(&|_| {});
     assert!(folder.join("configured/models/m").is_dir());
-    publish(&|command| drop(command.env("WEIGHBRIDGE_STORE", "variable")));
+    publish(&|command| {
+        command.env("WEIGHBRIDGE_STORE", "variable");
+    });
     assert!(folder.join("variable/models/m").is_dir());
     publish(&|command| {
         command.env("WEIGHBRIDGE_STORE", "variable").arg("--store");

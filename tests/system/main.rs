@@ -3,6 +3,15 @@
 //! The checkpoints lie in `tests/data/`. With the variable `WEIGHBRIDGE_FIXTURES` set to a folder of the same form,
 //! the table-driven tests run over everything in there too.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a test fails by panicking, prints what it measured, and looks at the environment"
+)]
+
 mod binary;
 mod commands;
 mod crash;

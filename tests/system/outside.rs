@@ -1,5 +1,5 @@
-//! What the outside does to a publish: empty and odd folders, unreadable files, full disks, stores that cannot be written,
-//! checkpoints that change. A clear error or the right result, and what was published before untouched.
+//! What the outside does to a publish: empty and odd folders, unreadable files, full disks, stores that cannot be
+//! written, checkpoints that change. A clear error or the right result, and what was published before untouched.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ fn an_unreadable_file_is_refused_by_name() {
     let folder = store.folder.path().join("checkpoint");
     copy_folder(&torchrec(), &folder);
     let file = folder.join("__1_0.distcp");
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o000)).unwrap();
     let run = if is_root() {
         // Root reads everything, so somebody else has to try: `nobody`, in folders that it may enter.
         for path in [store.folder.path(), &folder] {
@@ -83,7 +83,8 @@ fn an_unreadable_file_is_refused_by_name() {
     assert!(run.stderr.contains("__1_0.distcp"), "{run:?}");
 }
 
-/// A file system of `size` bytes at `folder/volume`, for as long as the value lives; `None` where this user may not mount.
+/// A file system of `size` bytes at `folder/volume`, for as long as the value lives; `None` where this user may not
+/// mount.
 struct Volume(PathBuf);
 
 impl Volume {

@@ -617,7 +617,10 @@ pub(super) mod tests {
             is_cut in any::<bool>(),
         ) {
             let text = format!(
-                "{{\"__metadata__\":{{\"DCP_SHARDING_INFO\":\"{{\\\"b\\\":{{\\\"saved_offsets\\\":[0,4]}}}}\"}},\"b\":{},\"a\":{}}}   ",
+                concat!(
+                    r#"{{"__metadata__":{{"DCP_SHARDING_INFO":"{{\"b\":{{\"saved_offsets\":[0,4]}}}}"}},"#,
+                    r#""b":{},"a":{}}}   "#
+                ),
                 entry("[1,1]", "[0,4]"),
                 entry("[2,3]", "[4,28]")
             );

@@ -201,7 +201,8 @@ mod tests {
 
     #[test]
     fn only_the_weight_map_counts() {
-        let text = r#" {"metadata": {"total_size": "x", "format": null, "n": [1, -1, 1.5, true]}, "weight_map": {"a": "f"}, "y": {}}
+        let text = r#" {"metadata": {"total_size": "x", "format": null, "n": [1, -1, 1.5, true]},
+            "weight_map": {"a": "f"}, "y": {}}
             "#;
         let index = parse(text.as_bytes()).unwrap();
         assert_eq!(index.weight_map, BTreeMap::from([("a".to_owned(), "f".to_owned())]));
@@ -273,8 +274,13 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_index_is_read_or_refused(place in any::<proptest::sample::Index>(), value in any::<u8>(), cut in any::<bool>()) {
-            let mut bytes = br#"{"metadata":{"total_size":12},"weight_map":{"a":"m-1-of-2.safetensors","b":"m-2-of-2.safetensors"}}"#.to_vec();
+        fn a_changed_index_is_read_or_refused(
+            place in any::<proptest::sample::Index>(),
+            value in any::<u8>(),
+            cut in any::<bool>(),
+        ) {
+            let map = r#"{"a":"m-1-of-2.safetensors","b":"m-2-of-2.safetensors"}"#;
+            let mut bytes = format!(r#"{{"metadata":{{"total_size":12}},"weight_map":{map}}}"#).into_bytes();
             let place = place.index(bytes.len());
             bytes[place] = value;
             if cut {

@@ -709,7 +709,10 @@ mod tests {
         }
 
         #[test]
-        fn slices_of_any_cut_join_to_the_whole(cuts in proptest::collection::btree_set(1u64..40, 0..6), width in 1u64..5) {
+        fn slices_of_any_cut_join_to_the_whole(
+            cuts in proptest::collection::btree_set(1u64..40, 0..6),
+            width in 1u64..5,
+        ) {
             let bounds: Vec<u64> = std::iter::once(0).chain(cuts).chain([40]).collect();
             let files: Vec<(String, Vec<u8>)> = bounds
                 .array_windows()
@@ -718,7 +721,8 @@ mod tests {
                     (format!("{}.safetensors", 99 - begin), bytes)
                 })
                 .collect();
-            let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+            let files: Vec<(&str, &[u8])> =
+                files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
             let checkpoint = open_folder(&files).unwrap();
             prop_assert_eq!(&checkpoint.tensors[0].shape, &[40, width]);
             prop_assert_eq!(checkpoint.tensors[0].slices.len(), files.len());

@@ -67,7 +67,8 @@ pub enum SelectError {
     },
     /// A row too wide for a row-wise encoding.
     #[error(
-        "tensor {:?}: a row of {bytes} bytes is too wide for {encoding}, whose limit is {limit}; keep it, or cast it", tensor.as_str()
+        "tensor {:?}: a row of {bytes} bytes is too wide for {encoding}, whose limit is {limit}; \
+         keep it, or cast it", tensor.as_str()
     )]
     RowTooWide {
         /// The tensor.

@@ -26,8 +26,8 @@ use crate::job::{self, Outcome, Published, Request};
 /// Publish a checkpoint here and now, and move a channel to it.
 ///
 /// Without --policy the default is used: optimizer state is dropped, embedding tables become int8, all else is kept.
-/// Publishing the same checkpoint with the same rules again gives the same snapshot and stores nothing new, so a publish
-/// that was interrupted is finished by running it again.
+/// Publishing the same checkpoint with the same rules again gives the same snapshot and stores nothing new, so a
+/// publish that was interrupted is finished by running it again.
 #[derive(Debug, Args)]
 pub(super) struct Publish {
     /// The checkpoint: a folder, or one file. Its format is told by content.

@@ -1,3 +1,5 @@
+//! The reader of distributed checkpoints on real metadata, whole, altered and mutated.
+
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;

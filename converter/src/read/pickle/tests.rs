@@ -1,3 +1,5 @@
+//! The pickle machine on real metadata, and on everything that a pickle must not be.
+
 use proptest::prelude::*;
 
 use super::*;
