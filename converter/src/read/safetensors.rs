@@ -114,10 +114,10 @@ impl Listing {
     fn read_file(&mut self, file: &Arc<SourceFile>, label: &str) -> Result<()> {
         let (header, data) = self.read_header(file, label)?;
         let sharding = header.sharding;
-        if label.is_empty() && sharding.is_some() {
-            self.notes.push(
-                "the file says that it holds slices; name its folder to read those beside it too".into(),
-            );
+        if label.is_empty() && sharding.is_some() && file.name().starts_with("shard-") {
+            // How PyTorch's writer names one rank's file. Nothing in it tells what the other ranks hold.
+            let detail = "it is one rank's part of a sharded save; name its folder to read the whole";
+            return Err(ReadError::new(Class::UnsupportedFormat, detail).in_file(file.name()));
         }
         header.entries.into_iter().try_for_each(|entry| {
             let start = start(&entry, sharding.as_ref()).map_err(|error| error.in_file(file.name()))?;
@@ -556,6 +556,17 @@ mod tests {
             &[0; 4],
         );
         assert_eq!(class(&first, &other), Class::DcpChunkMismatch);
+    }
+
+    #[test]
+    fn one_ranks_file_alone_is_refused() {
+        let info = "{\"t\":{\"saved_offsets\":[0,0]}}";
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shard-00001-model-00001-of-00001.safetensors");
+        std::fs::write(&path, shard(1, &[("t", [2, 2])], Some(info))).unwrap();
+        let error = open(Source::open(&path).unwrap()).unwrap_err();
+        assert_eq!(error.class(), Class::UnsupportedFormat);
+        assert_eq!(open(Source::open(folder.path()).unwrap()).unwrap().tensors.len(), 1);
     }
 
     #[test]

@@ -125,9 +125,19 @@ pub async fn publish(
 ) -> Result<Published> {
     let checkpoint = accept::accept(request).await?;
     let plan = Arc::new(plan::plan(checkpoint, &request.policy)?);
+    tracing::info!(
+        model = %request.model,
+        step = request.step,
+        tensors = plan.tensors.len(),
+        dropped = plan.dropped.len(),
+        chunks = plan.pieces.len(),
+        bytes = plan.source_bytes(),
+        "planned"
+    );
     let converted = convert::convert(root, &request.model, &plan, budget, progress).await?;
     accept::check_unchanged(&plan).await?;
     let (manifest, statistics) = assemble::assemble(request, &plan, &converted);
+    tracing::info!(bytes_stored = converted.bytes_stored, bytes_reused = converted.bytes_reused, "converted");
     let report = judge::judge(request, &plan, &manifest, &statistics);
     seal::seal(root, &manifest, &report).await?;
     let outcome = if report.outcome == Gated::Rejected {
@@ -135,6 +145,7 @@ pub async fn publish(
     } else {
         promote::promote(root, request, &plan, report.snapshot).await?
     };
+    tracing::info!(snapshot = %report.snapshot, outcome = outcome.as_str(), "done");
     Ok(Published {
         snapshot: report.snapshot,
         outcome,
