@@ -563,7 +563,7 @@ mod tests {
         let info = "{\"t\":{\"saved_offsets\":[0,0]}}";
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shard-00001-model-00001-of-00001.safetensors");
-        std::fs::write(&path, shard(1, &[("t", [2, 2])], Some(info))).unwrap();
+        fs::write(&path, shard(1, &[("t", [2, 2])], Some(info))).unwrap();
         let error = open(Source::open(&path).unwrap()).unwrap_err();
         assert_eq!(error.class(), Class::UnsupportedFormat);
         assert_eq!(open(Source::open(folder.path()).unwrap()).unwrap().tensors.len(), 1);
