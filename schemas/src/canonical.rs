@@ -19,6 +19,43 @@ pub fn bytes<T: Serialize + ?Sized>(document: &T) -> Vec<u8> {
     out
 }
 
+/// Writes an object field by field, for documents that are too large to be held a second time as a tree of values.
+#[derive(Debug, Default)]
+pub(crate) struct Object(Vec<u8>);
+
+impl Object {
+    /// Adds a field; the caller adds them in the order of their names.
+    pub(crate) fn field<T: Serialize + ?Sized>(&mut self, name: &str, value: &T) {
+        self.name(name);
+        self.0.extend(bytes(value));
+    }
+
+    /// Adds a field that is an array, an item at a time.
+    pub(crate) fn array<T: Serialize>(&mut self, name: &str, items: &[T]) {
+        self.name(name);
+        self.0.push(b'[');
+        for (index, item) in items.iter().enumerate() {
+            if index > 0 {
+                self.0.push(b',');
+            }
+            self.0.extend(bytes(item));
+        }
+        self.0.push(b']');
+    }
+
+    fn name(&mut self, name: &str) {
+        self.0.push(if self.0.is_empty() { b'{' } else { b',' });
+        write_string(name, &mut self.0);
+        self.0.push(b':');
+    }
+
+    /// The object's bytes.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        self.0.push(b'}');
+        self.0
+    }
+}
+
 fn write(value: &Value, out: &mut Vec<u8>) {
     match value {
         Value::Null => out.extend(b"null"),

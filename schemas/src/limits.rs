@@ -8,7 +8,7 @@ pub const TENSOR_NAME_BYTES: usize = 1024;
 /// Most dimensions of a tensor.
 pub const DIMENSIONS: usize = 16;
 /// Most tensors of a checkpoint.
-pub const TENSORS: usize = 2_000_000;
+pub const TENSORS: usize = 500_000;
 /// Most slices of one tensor.
 pub const SLICES_A_TENSOR: usize = 65_536;
 /// Most files that a checkpoint's folder may list.

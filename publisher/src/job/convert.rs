@@ -33,6 +33,8 @@ const RUN_ELEMENTS: u64 = 4096;
 const WORKER_BYTES: u64 = 3 << 20;
 /// What the process needs beside its workers: code, listings, the store's own buffers.
 const PROCESS_BYTES: u64 = 64 << 20;
+/// What is left for chunks at the least: one of the widest rows, and its encoded form.
+const LEAST_BYTES: u64 = 56 << 20;
 /// Chunks on their way to the store, for every one that is being made.
 const WRITES_A_THREAD: usize = 2;
 
@@ -120,7 +122,8 @@ async fn make_pieces(
 ) -> Result<Vec<Option<Made>>> {
     let threads = budget.threads.max(1);
     let workers = Arc::new(Semaphore::new(threads));
-    let kibibytes = permits(budget.memory.saturating_sub(PROCESS_BYTES));
+    let taken = PROCESS_BYTES + Budget::listing(plan.tensors.len());
+    let kibibytes = permits(budget.memory.saturating_sub(taken).max(LEAST_BYTES));
     let memory = Arc::new(Semaphore::new(kibibytes as usize));
     let in_flight = Arc::new(Semaphore::new(threads.saturating_mul(1 + WRITES_A_THREAD)));
     let mut made: Vec<Option<Made>> = plan.pieces.iter().map(|_| None).collect();
