@@ -68,13 +68,41 @@ pub struct RuleFile {
 }
 
 /// An encoding by name, or as a table with its layout.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum EncodeFile {
     /// `encode = "int8"`.
     Name(String),
     /// `encode = { encoding = "int8", layout = "trailing" }`.
     Table(EncodeTable),
+}
+
+impl<'de> Deserialize<'de> for EncodeFile {
+    /// By hand, so that a mistake within the table is named, and not only that neither form fits.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Form;
+
+        impl<'de> serde::de::Visitor<'de> for Form {
+            type Value = EncodeFile;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(
+                    "an encoding's name, or a table such as { encoding = \"int8\", layout = \"trailing\" }",
+                )
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<EncodeFile, E> {
+                Ok(EncodeFile::Name(name.to_owned()))
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<EncodeFile, A::Error> {
+                let table = serde::de::value::MapAccessDeserializer::new(map);
+                EncodeTable::deserialize(table).map(EncodeFile::Table)
+            }
+        }
+
+        deserializer.deserialize_any(Form)
+    }
 }
 
 /// The long form of `encode`.
@@ -220,8 +248,11 @@ impl Policy {
             let why = format!("{} bytes of TOML; at most {}", text.len(), limits::POLICY_BYTES);
             return Err(DocumentError::OverLimit { document: DOCUMENT, why });
         }
-        let file: PolicyFile = toml::from_str(text)
-            .map_err(|error| DocumentError::malformed(DOCUMENT, error.to_string().trim_end()))?;
+        let file: PolicyFile = toml::from_str(text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start);
+            let line = 1 + text.bytes().take(start).filter(|&byte| byte == b'\n').count();
+            DocumentError::malformed(DOCUMENT, format!("line {line}: {}", error.message()))
+        })?;
         Self::check(file)
     }
 
@@ -426,6 +457,12 @@ mod tests {
             ("[gates]\nmax_rms_error = -1.0", "max_rms_error"),
             ("[gates]\nmax_rms_error = nan", "max_rms_error"),
             ("[channel]\nname = '../prod'", "channel"),
+            (
+                "[[rule]]\nmatch = 'a'\nencode = { encoding = 'int8', row_alignment = 16 }",
+                "line 4: unknown field",
+            ),
+            ("[[rule]]\nmatch = 'a'\nencode = { encoding = 'int8', layout = 'leading' }", "leading"),
+            ("[[rule]]\nmatch = 'a'\nencode = 8", "an encoding's name"),
         ] {
             let error = policy(rules).unwrap_err().to_string();
             assert!(error.contains(word), "{rules}: {error}");
