@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -100,16 +100,24 @@ impl Store {
     }
 
     /// `publish CHECKPOINT --model m` and what else is given.
-    pub(crate) fn publish(&self, checkpoint: &Path, more: &[&str]) -> Run {
+    pub(crate) fn publish_command(&self, checkpoint: &Path, more: &[&str]) -> Command {
         let mut arguments =
             vec!["publish".as_ref(), checkpoint.as_os_str(), "--model".as_ref(), "m".as_ref()];
         arguments.extend(more.iter().map(OsStr::new));
-        self.run(arguments)
+        self.command(arguments)
+    }
+
+    pub(crate) fn publish(&self, checkpoint: &Path, more: &[&str]) -> Run {
+        ended(self.publish_command(checkpoint, more).output().unwrap())
     }
 
     /// `fetch REFERENCE --into` [`Self::served`].
+    pub(crate) fn fetch_command(&self, reference: &str) -> Command {
+        self.command(["fetch".as_ref(), reference.as_ref(), "--into".as_ref(), self.served().as_os_str()])
+    }
+
     pub(crate) fn fetch(&self, reference: &str) -> Run {
-        self.run(["fetch".as_ref(), reference.as_ref(), "--into".as_ref(), self.served().as_os_str()])
+        ended(self.fetch_command(reference).output().unwrap())
     }
 
     /// A policy file with this text behind its `schema`.
@@ -141,4 +149,14 @@ pub(crate) fn ended(output: Output) -> Run {
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
+}
+
+/// Starts a run that is waited for later.
+pub(crate) fn spawn(mut command: Command) -> Child {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits for a run.
+pub(crate) fn wait(child: Child) -> Run {
+    ended(child.wait_with_output().unwrap())
 }

@@ -2,13 +2,13 @@
 //! ever sees a part of one.
 
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
-use crate::binary::Store;
+use crate::binary::{Store, spawn, wait};
 use crate::fixtures::torchrec;
 use crate::golden::tensors;
 use weighbridge_tests::synthetic;
@@ -37,10 +37,6 @@ fn random() -> TestRng {
 fn rand_byte() -> u8 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish().to_le_bytes()[0]
-}
-
-fn spawn(store: &Store, arguments: &[&std::ffi::OsStr]) -> Child {
-    store.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 /// What a reader may see at any time: whole versions only, and `current` pointing at one of them.
@@ -72,16 +68,12 @@ fn crash_and_finish(checkpoint: &Path, rounds: usize) {
     let mut killed = 0;
     for _ in 0..rounds {
         let store = Store::new();
-        let publish = [
-            "publish".as_ref(),
-            checkpoint.as_os_str(),
-            "--model".as_ref(),
-            "m".as_ref(),
-            "--step".as_ref(),
-            "5".as_ref(),
-        ];
         for _ in 0..3 {
-            killed += usize::from(kill(spawn(&store, &publish), publish_time, &mut random));
+            killed += usize::from(kill(
+                spawn(store.publish_command(checkpoint, &["--step", "5"])),
+                publish_time,
+                &mut random,
+            ));
             // Whatever stands on the channel now is whole.
             let seen = store.fetch("m");
             if seen.code == 0 {
@@ -95,10 +87,8 @@ fn crash_and_finish(checkpoint: &Path, rounds: usize) {
         store.run(["verify"]).succeeded();
         std::fs::remove_dir_all(store.served()).ok();
 
-        let into = store.served();
-        let fetch = ["fetch".as_ref(), "m".as_ref(), "--into".as_ref(), into.as_os_str()];
         for _ in 0..3 {
-            killed += usize::from(kill(spawn(&store, &fetch), fetch_time, &mut random));
+            killed += usize::from(kill(spawn(store.fetch_command("m")), fetch_time, &mut random));
             check_reader(&store, expected);
         }
         store.fetch("m").succeeded();
@@ -139,25 +129,13 @@ fn a_polite_signal_ends_a_publish_at_once_and_changes_nothing() {
     let store = Store::new();
     let first = store.publish(&torchrec(), &["--step", "1"]).succeeded();
     let before = store.objects("models/m/chunks").len();
-    let child = store
-        .command([
-            "publish".as_ref(),
-            file.as_os_str(),
-            "--model".as_ref(),
-            "m".as_ref(),
-            "--step".as_ref(),
-            "2".as_ref(),
-        ])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child = spawn(store.publish_command(&file, &["--step", "2"]));
     while store.objects("models/m/chunks").len() == before {
         std::thread::sleep(Duration::from_millis(1));
     }
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    let run = crate::binary::ended(child.wait_with_output().unwrap());
+    let run = wait(child);
     if run.code != 0 {
         assert_eq!(run.failed(130), "interrupted");
         assert_eq!(store.fetch("m").succeeded()["snapshot"], first["snapshot"]);

@@ -15,8 +15,7 @@ const ADDRESS_SPACE_KIB: u64 = 1_500_000;
 
 /// `publish` of a hostile checkpoint: at most 10 seconds, in bounded memory.
 fn publish(store: &Store, checkpoint: &Path, policy: &Path) -> binary::Run {
-    let publish =
-        store.command(["publish".as_ref(), checkpoint.as_os_str(), "--model".as_ref(), "m".as_ref()]);
+    let publish = store.publish_command(checkpoint, &[]);
     let mut bounded = Command::new("sh");
     bounded.arg("-c").arg(format!("ulimit -v {ADDRESS_SPACE_KIB}; exec timeout 10 \"$@\"")).arg("sh");
     bounded.arg(publish.get_program()).args(publish.get_args()).arg("--policy").arg(policy);

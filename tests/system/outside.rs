@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::binary::{Store, ended};
+use crate::binary::{Store, ended, spawn, wait};
 use crate::fixtures::{copy_folder, torchrec};
 use weighbridge_tests::{peak_memory, synthetic};
 
@@ -68,8 +68,7 @@ fn an_unreadable_file_is_refused_by_name() {
         }
         let binary = store.folder.path().join("weighbridge");
         std::fs::copy(crate::binary::path(), &binary).unwrap();
-        let publish =
-            store.command(["publish".as_ref(), folder.as_os_str(), "--model".as_ref(), "m".as_ref()]);
+        let publish = store.publish_command(&folder, &[]);
         let mut as_nobody = Command::new("setpriv");
         as_nobody
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -187,26 +186,14 @@ fn a_checkpoint_that_changes_while_it_is_read_is_never_published_as_a_mixture() 
     synthetic(&file, 4, 100_000, 64);
     let mut changed = 0;
     for round in 0..4u64 {
-        let child = store
-            .command([
-                "publish".as_ref(),
-                file.as_os_str(),
-                "--model".as_ref(),
-                "m".as_ref(),
-                "--step".as_ref(),
-                "2".as_ref(),
-            ])
-            .stdout(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
+        let child = spawn(store.publish_command(&file, &["--step", "2"]));
         std::thread::sleep(Duration::from_millis(20 + round * 15));
         // The last bytes are written over in place: same size, same header, other rows.
         let writer = std::fs::File::options().write(true).open(&file).unwrap();
         let end = writer.metadata().unwrap().len();
         std::os::unix::fs::FileExt::write_all_at(&writer, &round.to_le_bytes(), end - 8).unwrap();
         drop(writer);
-        let run = ended(child.wait_with_output().unwrap());
+        let run = wait(child);
         if run.code == 0 {
             continue;
         }
@@ -234,16 +221,7 @@ fn memory_stays_within_the_budget_whatever_the_checkpoint() {
     let store = Store::new();
     let file = store.folder.path().join("model.safetensors");
     synthetic(&file, 3, 1_000_000, 64);
-    let mut publish = store.command([
-        "publish".as_ref(),
-        file.as_os_str(),
-        "--model".as_ref(),
-        "m".as_ref(),
-        "--memory".as_ref(),
-        "128MiB".as_ref(),
-        "--threads".as_ref(),
-        "8".as_ref(),
-    ]);
+    let mut publish = store.publish_command(&file, &["--memory", "128MiB", "--threads", "8"]);
     let (ended, peak) = peak_memory(&mut publish).unwrap();
     assert!(ended.success());
     println!("peak {} MiB for {} MiB of input", peak >> 20, std::fs::metadata(&file).unwrap().len() >> 20);

@@ -1,8 +1,6 @@
 //! Two at once: publishers of one model, fetches into one folder, operators on one channel.
 
-use std::process::Stdio;
-
-use crate::binary::{Store, ended};
+use crate::binary::{Store, spawn, wait};
 use crate::fixtures::torchrec;
 use crate::golden::tensors;
 use weighbridge_tests::synthetic;
@@ -10,13 +8,8 @@ use weighbridge_tests::synthetic;
 #[test]
 fn many_publishers_of_one_checkpoint_make_one_snapshot_and_one_entry() {
     let store = Store::new();
-    let checkpoint = torchrec();
-    let publish = ["publish".as_ref(), checkpoint.as_os_str(), "--model".as_ref(), "m".as_ref()];
-    let children: Vec<_> = (0..6)
-        .map(|_| store.command(publish).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-        .collect();
-    let runs: Vec<_> =
-        children.into_iter().map(|child| ended(child.wait_with_output().unwrap()).succeeded()).collect();
+    let children: Vec<_> = (0..6).map(|_| spawn(store.publish_command(&torchrec(), &[]))).collect();
+    let runs: Vec<_> = children.into_iter().map(|child| wait(child).succeeded()).collect();
     assert!(runs.iter().all(|run| run["snapshot"] == runs[0]["snapshot"]));
     let published = runs.iter().filter(|run| run["outcome"] == "published").count();
     assert_eq!(published, 1, "{runs:?}");
@@ -27,23 +20,10 @@ fn many_publishers_of_one_checkpoint_make_one_snapshot_and_one_entry() {
 #[test]
 fn publishers_of_different_steps_leave_the_newest_on_the_channel() {
     let store = Store::new();
-    let checkpoint = torchrec();
-    let children: Vec<_> = (1..=6)
-        .map(|step| {
-            let step = step.to_string();
-            let publish = [
-                "publish".as_ref(),
-                checkpoint.as_os_str(),
-                "--model".as_ref(),
-                "m".as_ref(),
-                "--step".as_ref(),
-                step.as_ref(),
-            ];
-            store.command(publish).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-        })
-        .collect();
+    let publish = |step: u32| spawn(store.publish_command(&torchrec(), &["--step", &step.to_string()]));
+    let children: Vec<_> = (1..=6).map(publish).collect();
     for child in children {
-        ended(child.wait_with_output().unwrap()).succeeded();
+        wait(child).succeeded();
     }
     let channels = store.run(["channels", "m"]).succeeded();
     assert_eq!(channels["channels"][0]["step"], 6);
@@ -60,14 +40,10 @@ fn many_fetches_into_one_folder_leave_one_whole_version() {
     let file = store.folder.path().join("model.safetensors");
     synthetic(&file, 2, 100_000, 32);
     let published = store.publish(&file, &[]).succeeded();
-    let into = store.served();
-    let fetch = ["fetch".as_ref(), "m".as_ref(), "--into".as_ref(), into.as_os_str()];
-    let children: Vec<_> = (0..5)
-        .map(|_| store.command(fetch).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-        .collect();
+    let children: Vec<_> = (0..5).map(|_| spawn(store.fetch_command("m"))).collect();
     let mut read = 0;
     for child in children {
-        let fetched = ended(child.wait_with_output().unwrap()).succeeded();
+        let fetched = wait(child).succeeded();
         assert_eq!(fetched["snapshot"], published["snapshot"]);
         read += fetched["bytes_read"].as_u64().unwrap();
     }
@@ -83,11 +59,11 @@ fn operators_at_once_leave_a_dense_log() {
     let children: Vec<_> = (0..8)
         .map(|n| {
             let command = if n % 2 == 0 { "hold" } else { "release" };
-            store.command([command, "m"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            spawn(store.command([command, "m"]))
         })
         .collect();
     for child in children {
-        ended(child.wait_with_output().unwrap()).succeeded();
+        wait(child).succeeded();
     }
     let log = store.run(["channels", "log", "m"]).succeeded();
     assert_eq!(log["entries"].as_array().unwrap().len(), 9);
