@@ -19,7 +19,7 @@ impl Bar {
             ProgressDrawTarget::stderr()
         };
         bar.set_draw_target(target);
-        let style = "{msg} {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta} left";
+        let style = "{msg} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
