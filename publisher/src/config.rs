@@ -1,9 +1,12 @@
 //! `weighbridge.toml`: what would otherwise be said on every command line. Unknown fields are refused.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use serde::Deserialize;
+
+use weighbridge_schemas::limits;
 
 use crate::error::{Failure, Result};
 
@@ -35,7 +38,7 @@ impl Config {
     /// Where the file cannot be read, or does not parse.
     pub fn load(named: Option<&Path>) -> Result<Self> {
         let path = named.unwrap_or(Path::new(DEFAULT_FILE));
-        match std::fs::read_to_string(path) {
+        match read_text(path) {
             Ok(text) => Self::parse(&text).map_err(|failure| failure.while_doing(path.display())),
             Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => Ok(Self::default()),
             Err(error) => Err(Failure::usage(format!("{}: it cannot be read: {error}", path.display()))),
@@ -53,10 +56,50 @@ impl Config {
             Failure::usage(format!("line {line}: {}", error.message()))
         })?;
         if let Some(memory) = &config.memory {
-            parse_bytes(memory).map_err(|why| Failure::usage(format!("memory: {why}")))?;
+            check_memory(memory).map_err(|why| Failure::usage(format!("memory: {why}")))?;
+        }
+        if let Some(threads) = config.threads {
+            check_threads(threads).map_err(|why| Failure::usage(format!("threads: {why}")))?;
         }
         Ok(config)
     }
+}
+
+/// Reads a file that a person wrote: a regular one (a pipe would be waited for), of at most [`limits::POLICY_BYTES`].
+///
+/// # Errors
+/// As reading fails.
+pub fn read_text(path: &Path) -> io::Result<String> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let most = limits::POLICY_BYTES as u64;
+    let mut text = String::new();
+    File::open(path)?.take(most + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > most {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {most} bytes")));
+    }
+    Ok(text)
+}
+
+/// Reads a memory budget, in bytes.
+///
+/// # Errors
+/// A message for people.
+pub fn check_memory(text: &str) -> std::result::Result<u64, String> {
+    let memory = parse_bytes(text)?;
+    if memory < LEAST_MEMORY {
+        return Err(format!("{memory} bytes are too few; at least {}MiB", LEAST_MEMORY >> 20));
+    }
+    Ok(memory)
+}
+
+/// Checks a number of threads.
+///
+/// # Errors
+/// A message for people.
+pub fn check_threads(threads: usize) -> std::result::Result<usize, String> {
+    if (1..=1024).contains(&threads) { Ok(threads) } else { Err(format!("{threads} is not 1 to 1024")) }
 }
 
 /// Reads a size in bytes: a number, with `KiB`, `MiB` or `GiB` behind it, or nothing.
@@ -95,7 +138,9 @@ mod tests {
         assert_eq!(Config::parse("store = 'x'\nthreads = 2").unwrap().threads, Some(2));
         let error = Config::parse("store = 'x'\nstoer = 'y'").unwrap_err();
         assert!(error.message.contains("line 2") && error.message.contains("stoer"), "{error}");
-        assert!(Config::parse("memory = 'lots'").is_err());
+        for text in ["memory = 'lots'", "memory = '1MiB'", "threads = 0"] {
+            assert!(Config::parse(text).is_err(), "{text}");
+        }
         assert!(!error.message.contains('\n'));
     }
 }

@@ -23,11 +23,11 @@ pub const POLICY_RULES: usize = 1_000;
 /// Longest pattern or replacement in a policy, in bytes.
 pub const PATTERN_BYTES: usize = 512;
 /// Largest snapshot manifest, in bytes.
-pub const SNAPSHOT_MANIFEST_BYTES: usize = 1 << 30;
+pub const SNAPSHOT_MANIFEST_BYTES: usize = 256 << 20;
 /// Largest channel entry, in bytes.
 pub const CHANNEL_ENTRY_BYTES: usize = 64 << 10;
 /// Largest validation report, in bytes.
-pub const REPORT_BYTES: usize = 1 << 30;
+pub const REPORT_BYTES: usize = 512 << 20;
 
 /// Largest safetensors header, in bytes: the cap of the safetensors library itself.
 pub const SAFETENSORS_HEADER_BYTES: u64 = 100_000_000;

@@ -1,8 +1,9 @@
 //! The channel log: `channels/NAME/000000000001`, dense, written by put-if-absent alone; the highest number rules.
 //!
 //! Two writers race for the next number; one wins, the other reads the winner's entry and decides anew. A write whose
-//! outcome is unknown is recognised by its entry's id, a hash of the operation and the channel. The object `hint` only
-//! says where to start looking, and may be absent, old or wrong.
+//! outcome is unknown is recognised by its entry's id, a hash of the operation and the channel. A log with a hole is
+//! damaged, and is neither read past nor written to. The object `hint` repeats the newest number: it is only advice, and
+//! may be absent, old or wrong; where it is ahead of the log, entries have gone, and that is said.
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -17,6 +18,8 @@ use crate::error::{Class, Result, StoreError};
 use crate::layout;
 use crate::root::{Put, Root};
 
+/// Longest name of whoever writes an entry, in bytes.
+pub const WHO_BYTES: usize = 256;
 /// How often an append starts anew after losing a race.
 const ATTEMPTS: usize = 100;
 
@@ -64,25 +67,22 @@ impl<'a> Channel<'a> {
     /// The entry that rules; `None` for a channel without entries.
     ///
     /// # Errors
-    /// [`Class::Integrity`] where an entry cannot be read; else as the store fails.
+    /// [`Class::Integrity`] where an entry is missing or cannot be read; else as the store fails.
     pub async fn latest(&self) -> Result<Option<ChannelEntry>> {
-        let mut latest = match self.hint().await {
-            Some(sequence) => self.entry(sequence).await?,
-            None => None,
-        };
-        if latest.is_none() {
-            latest = match self.highest().await? {
-                Some(sequence) => self.entry(sequence).await?,
-                None => return Ok(None),
-            };
+        // The hint first: the entry that it names stood before it was left, and so is in the listing.
+        let hint = self.hint().await;
+        let sequences = self.sequences().await?;
+        let highest = sequences.last().copied().unwrap_or(0);
+        if let Some(ahead) = hint.filter(|&hint| hint > highest) {
+            tracing::warn!(
+                channel = %self.name, hint = ahead, log = highest,
+                "the channel's hint is ahead of its log: the newest entries may have been deleted"
+            );
         }
-        while let Some(entry) = &latest {
-            match self.entry(entry.sequence + 1).await? {
-                Some(next) => latest = Some(next),
-                None => break,
-            }
+        if let Some(missing) = (1..=highest).zip(&sequences).find(|(due, found)| due != *found) {
+            return Err(self.missing(missing.0));
         }
-        Ok(latest)
+        if highest == 0 { Ok(None) } else { self.entry(highest).await.map(Some) }
     }
 
     /// Every entry, the newest first, at most `most` of them.
@@ -90,16 +90,61 @@ impl<'a> Channel<'a> {
     /// # Errors
     /// [`Class::Integrity`] where an entry is missing or cannot be read; else as the store fails.
     pub async fn log(&self, most: usize) -> Result<Vec<ChannelEntry>> {
-        let highest = self.highest().await?.unwrap_or(0);
+        let highest = self.sequences().await?.last().copied().unwrap_or(0);
         let mut log = Vec::new();
         for sequence in (1..=highest).rev().take(most) {
-            let entry = self.entry(sequence).await?;
-            log.push(entry.ok_or_else(|| {
-                let key = layout::channel_entry(self.model, self.name, sequence);
-                StoreError::new(Class::Integrity, key, "the entry is missing from the channel's log")
-            })?);
+            log.push(self.entry(sequence).await?);
         }
         Ok(log)
+    }
+
+    /// The numbers of the entries that are there, ascending.
+    ///
+    /// # Errors
+    /// As the store fails.
+    pub async fn sequences(&self) -> Result<Vec<u64>> {
+        let folder = layout::channel(self.model, self.name);
+        let listed: Vec<_> = self
+            .root
+            .store()
+            .list(Some(&folder))
+            .try_collect()
+            .await
+            .map_err(|error| StoreError::store(&folder, &error))?;
+        let mut sequences: Vec<_> = listed
+            .iter()
+            .filter_map(|meta| layout::sequence(self.model, self.name, &meta.location))
+            .collect();
+        sequences.sort_unstable();
+        Ok(sequences)
+    }
+
+    /// The number that the hint gives, where it can be read.
+    pub async fn hint(&self) -> Option<u64> {
+        let bytes = self.root.get(&layout::channel_hint(self.model, self.name), 32).await.ok()??;
+        str::from_utf8(&bytes).ok()?.parse().ok()
+    }
+
+    /// The entry of this number.
+    ///
+    /// # Errors
+    /// [`Class::Integrity`] where it is missing, or is not what was written; else as the store fails.
+    pub async fn entry(&self, sequence: u64) -> Result<ChannelEntry> {
+        let key = layout::channel_entry(self.model, self.name, sequence);
+        let Some(bytes) = self.root.get(&key, limits::CHANNEL_ENTRY_BYTES).await? else {
+            return Err(self.missing(sequence));
+        };
+        let entry = ChannelEntry::parse(&bytes)
+            .map_err(|error| StoreError::new(Class::Integrity, &key, error.to_string()))?;
+        if entry.sequence == sequence {
+            return Ok(entry);
+        }
+        Err(StoreError::new(Class::Integrity, key, format!("it says that it is number {}", entry.sequence)))
+    }
+
+    fn missing(&self, sequence: u64) -> StoreError {
+        let key = layout::channel_entry(self.model, self.name, sequence);
+        StoreError::new(Class::Integrity, key, "the entry is missing from the channel's log")
     }
 
     /// Appends what `decide` makes of the latest entry, until it stands or `decide` gives `Err`. Running the same
@@ -136,38 +181,17 @@ impl<'a> Channel<'a> {
                 when: operation.when,
             };
             let key = layout::channel_entry(self.model, self.name, entry.sequence);
-            if self.root.put_if_absent(&key, Bytes::from(entry.to_bytes())).await? == Put::Written {
+            let bytes = entry.to_bytes();
+            // What could not be read again must not be written: an entry is never deleted.
+            ChannelEntry::parse(&bytes)
+                .map_err(|error| StoreError::new(Class::Refused, &key, error.to_string()))?;
+            if self.root.put_if_absent(&key, Bytes::from(bytes)).await? == Put::Written {
                 self.leave_hint(entry.sequence).await;
                 return Ok(Ok(entry));
             }
         }
         let why = format!("others moved the channel {ATTEMPTS} times meanwhile; run it again");
         Err(StoreError::new(Class::Conflict, self.name, why))
-    }
-
-    async fn entry(&self, sequence: u64) -> Result<Option<ChannelEntry>> {
-        let key = layout::channel_entry(self.model, self.name, sequence);
-        let Some(bytes) = self.root.get(&key, limits::CHANNEL_ENTRY_BYTES).await? else { return Ok(None) };
-        let entry = ChannelEntry::parse(&bytes)
-            .map_err(|error| StoreError::new(Class::Integrity, &key, error.to_string()))?;
-        if entry.sequence == sequence {
-            return Ok(Some(entry));
-        }
-        Err(StoreError::new(Class::Integrity, key, format!("it says that it is number {}", entry.sequence)))
-    }
-
-    /// The highest number in the listing.
-    async fn highest(&self) -> Result<Option<u64>> {
-        let folder = layout::channel(self.model, self.name);
-        let listed = self.root.store().list(Some(&folder));
-        let highest = listed
-            .try_fold(None, |highest, meta| async move { Ok(highest.max(layout::sequence(&meta.location))) });
-        highest.await.map_err(|error| StoreError::store(&folder, &error))
-    }
-
-    async fn hint(&self) -> Option<u64> {
-        let bytes = self.root.get(&layout::channel_hint(self.model, self.name), 32).await.ok()??;
-        str::from_utf8(&bytes).ok()?.parse().ok()
     }
 
     /// The entry stands already: a hint that cannot be left costs the next reader a listing, nothing more.

@@ -112,10 +112,18 @@ impl StoreError {
         use io::ErrorKind as K;
         let (class, way_out) = match error.kind() {
             K::NotFound => (Class::NotFound, ""),
-            K::StorageFull | K::QuotaExceeded => (Class::DiskFull, "; free some space and run it again"),
-            K::ReadOnlyFilesystem | K::PermissionDenied => {
-                (Class::ReadOnly, "; it has to be writable, or name another place")
+            K::StorageFull | K::QuotaExceeded | K::FileTooLarge => {
+                (Class::DiskFull, "; free some space and run it again")
             }
+            K::ReadOnlyFilesystem => (Class::ReadOnly, "; it has to be writable, or name another place"),
+            K::PermissionDenied => (Class::ReadOnly, "; see to it that this user may read and write there"),
+            K::NotADirectory
+            | K::IsADirectory
+            | K::DirectoryNotEmpty
+            | K::AlreadyExists
+            | K::CrossesDevices
+            | K::InvalidFilename
+            | K::InvalidInput => (Class::Refused, "; something else is in the way there"),
             _ => (Class::Unreachable, ""),
         };
         Self::new(class, object, format!("{error}{way_out}"))
@@ -124,7 +132,10 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.object, self.why)
+        match self.object.as_str() {
+            "" => write!(f, "\"\": {}", self.why),
+            object => write!(f, "{object}: {}", self.why),
+        }
     }
 }
 

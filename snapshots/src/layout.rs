@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! models/MODEL/snapshots/ID                   snapshot manifest, immutable
-//! models/MODEL/snapshots/ID.report            validation report; a different later one: ID.report.HASH
+//! models/MODEL/snapshots/ID.report            validation report; later ones that differ: ID.report.000000000002 ...
 //! models/MODEL/channels/NAME/000000000001     channel log: dense from 1, put-if-absent, never deleted
 //! models/MODEL/channels/NAME/hint             where to start looking: overwritten, and only advice
 //! models/MODEL/chunks/AB/ABCDEF...            content-addressed bytes, immutable
@@ -40,16 +40,14 @@ pub fn snapshot(model: &ModelName, id: &SnapshotId) -> Path {
     child(&snapshots(model), &id.to_string())
 }
 
-/// A snapshot's first validation report.
+/// A snapshot's validation report number `number`, from 1 on: the highest rules.
 #[must_use]
-pub fn report(model: &ModelName, id: &SnapshotId) -> Path {
-    child(&snapshots(model), &format!("{id}.report"))
-}
-
-/// A later report that differs from the first: `content` is the BLAKE3 of its bytes, in hexadecimal.
-#[must_use]
-pub fn later_report(model: &ModelName, id: &SnapshotId, content: &str) -> Path {
-    child(&snapshots(model), &format!("{id}.report.{content}"))
+pub fn report(model: &ModelName, id: &SnapshotId, number: u64) -> Path {
+    let name = match number {
+        0 | 1 => format!("{id}.report"),
+        later => format!("{id}.report.{later:0SEQUENCE_DIGITS$}"),
+    };
+    child(&snapshots(model), &name)
 }
 
 /// Where a model's channels lie.
@@ -70,9 +68,14 @@ pub fn channel_entry(model: &ModelName, name: &ChannelName, sequence: u64) -> Pa
     child(&channel(model, name), &format!("{sequence:0SEQUENCE_DIGITS$}"))
 }
 
-/// The sequence number in the last part of a channel entry's key.
+/// The sequence number of the channel entry under `key`; `None` for anything else that lies in or below the channel.
 #[must_use]
-pub fn sequence(key: &Path) -> Option<u64> {
+pub fn sequence(model: &ModelName, name: &ChannelName, key: &Path) -> Option<u64> {
+    let number = last_number(key)?;
+    (channel_entry(model, name, number) == *key).then_some(number)
+}
+
+fn last_number(key: &Path) -> Option<u64> {
     let name = key.filename()?;
     let digits = name.len() >= SEQUENCE_DIGITS && name.bytes().all(|byte| byte.is_ascii_digit());
     if digits { name.parse().ok() } else { None }
@@ -111,13 +114,15 @@ mod tests {
         let id = SnapshotId::from_bytes([0xab; 32]);
         let hex = "ab".repeat(32);
         assert_eq!(snapshot(&model, &id).as_ref(), format!("models/dlrm/snapshots/{hex}"));
-        assert_eq!(report(&model, &id).as_ref(), format!("models/dlrm/snapshots/{hex}.report"));
+        assert_eq!(report(&model, &id, 1).as_ref(), format!("models/dlrm/snapshots/{hex}.report"));
         let chunk = chunk(&model, &ChunkId::from_bytes([0xab; 32]));
         assert_eq!(chunk.as_ref(), format!("models/dlrm/chunks/ab/{hex}"));
         let prod = "prod".parse().unwrap();
         let entry = channel_entry(&model, &prod, 42);
         assert_eq!(entry.as_ref(), "models/dlrm/channels/prod/000000000042");
-        assert_eq!(sequence(&entry), Some(42));
-        assert_eq!(sequence(&channel_hint(&model, &prod)), None);
+        assert_eq!(sequence(&model, &prod, &entry), Some(42));
+        assert_eq!(sequence(&model, &prod, &channel_hint(&model, &prod)), None);
+        let below = channel_entry(&model, &prod, 1).join("000000000042");
+        assert_eq!(sequence(&model, &prod, &below), None);
     }
 }

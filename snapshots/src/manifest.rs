@@ -4,7 +4,6 @@
 //! leaves chunks and a report that nothing names; a manifest that can be read names only chunks that are there.
 
 use bytes::Bytes;
-use futures::TryStreamExt;
 
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::limits;
@@ -19,13 +18,18 @@ use crate::root::{Put, Root};
 /// Stores a manifest under its id.
 ///
 /// # Errors
-/// [`Class::Refused`] where the manifest contradicts itself; else as the store fails.
+/// [`Class::Refused`] where the manifest contradicts itself, [`Class::Integrity`] where something else lies under its
+/// id; else as the store fails.
 pub async fn put(root: &Root, manifest: &SnapshotManifest) -> Result<(SnapshotId, Put)> {
     let bytes = manifest.to_bytes();
     let id = SnapshotId::of(&bytes);
     let key = layout::snapshot(&manifest.model, &id);
     manifest.check().map_err(|error| StoreError::new(Class::Refused, &key, error.to_string()))?;
     let put = root.put_if_absent(&key, Bytes::from(bytes)).await?;
+    if put == Put::Present {
+        // What stands there has to be this manifest; a damaged one must not end as published.
+        get(root, &manifest.model, &id).await?;
+    }
     Ok((id, put))
 }
 
@@ -52,44 +56,53 @@ pub async fn get(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<Snap
     Err(StoreError::new(Class::Integrity, key, why))
 }
 
-/// Stores a report beside its snapshot's manifest. The first one is kept as it is; a later one that differs (other
-/// gates) gets a name of its own.
+/// Stores a report beside its snapshot's manifest, as the one that rules: a publish under other gates judges the same
+/// snapshot anew. A report that is the same as the ruling one is not stored again.
 ///
 /// # Errors
 /// As the store fails.
 pub async fn put_report(root: &Root, report: &Report) -> Result<()> {
     let bytes = Bytes::from(report.to_bytes());
-    let first = layout::report(&report.model, &report.snapshot);
-    if root.put_if_absent(&first, bytes.clone()).await? == Put::Written
-        || root.get(&first, limits::REPORT_BYTES).await?.is_some_and(|kept| kept == bytes)
-    {
-        return Ok(());
+    loop {
+        let (number, latest) = latest_report(root, &report.model, &report.snapshot).await?;
+        if latest.is_some_and(|latest| latest == bytes) {
+            return Ok(());
+        }
+        let key = layout::report(&report.model, &report.snapshot, number + 1);
+        if root.put_if_absent(&key, bytes.clone()).await? == Put::Written {
+            return Ok(());
+        }
     }
-    let content = blake3::hash(&bytes).to_hex();
-    let later = layout::later_report(&report.model, &report.snapshot, &content);
-    root.put_if_absent(&later, bytes).await.map(drop)
 }
 
-/// A snapshot's reports, the newest first.
+/// A snapshot's ruling report, and how many there are.
 ///
 /// # Errors
-/// [`Class::Integrity`] where a stored report cannot be read; else as the store fails.
-pub async fn reports(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<Vec<Report>> {
-    let folder = layout::snapshots(model);
-    let first = layout::report(model, id);
-    let listed = root.store().list_with_offset(Some(&folder), &layout::snapshot(model, id));
-    let mut found: Vec<_> = listed
-        .try_filter(|meta| futures::future::ready(meta.location.as_ref().starts_with(first.as_ref())))
-        .try_collect()
-        .await
-        .map_err(|error| StoreError::store(&folder, &error))?;
-    found.sort_by_key(|meta| std::cmp::Reverse(meta.last_modified));
-    let mut reports = Vec::new();
-    for meta in found {
-        let bytes = root.get(&meta.location, limits::REPORT_BYTES).await?.unwrap_or_default();
-        let report = Report::parse(&bytes)
-            .map_err(|error| StoreError::new(Class::Integrity, &meta.location, error.to_string()))?;
-        reports.push(report);
+/// [`Class::Integrity`] where there is none, since a report is written before its manifest, or where it cannot be read;
+/// else as the store fails.
+pub async fn report(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<(Report, u64)> {
+    let (number, bytes) = latest_report(root, model, id).await?;
+    let key = layout::report(model, id, number);
+    let Some(bytes) = bytes else {
+        return Err(StoreError::new(Class::Integrity, key, "the snapshot's validation report is missing"));
+    };
+    let report = Report::parse(&bytes)
+        .ok()
+        .filter(|report| report.snapshot == *id && report.model == *model)
+        .ok_or_else(|| {
+            StoreError::new(Class::Integrity, key, "it is not this snapshot's validation report")
+        })?;
+    Ok((report, number))
+}
+
+/// The number and bytes of the report that rules; 0 where there is none. There are seldom more than two.
+async fn latest_report(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<(u64, Option<Bytes>)> {
+    let mut latest = (0, None);
+    loop {
+        let next = latest.0 + 1;
+        match root.get(&layout::report(model, id, next), limits::REPORT_BYTES).await? {
+            Some(bytes) => latest = (next, Some(bytes)),
+            None => return Ok(latest),
+        }
     }
-    Ok(reports)
 }

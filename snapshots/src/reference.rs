@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::error::{DocumentError, shorten};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
@@ -11,6 +12,7 @@ use crate::catalog;
 use crate::channel::Channel;
 use crate::error::{Class, Result, StoreError};
 use crate::layout;
+use crate::manifest;
 use crate::root::Root;
 
 /// The fewest digits of a snapshot's id that may stand for it.
@@ -56,13 +58,17 @@ impl Reference {
     /// begin with; else as the store fails.
     pub async fn resolve(&self, root: &Root, default: &ChannelName) -> Result<SnapshotId> {
         let at = self.at.as_deref().unwrap_or(default.as_str());
-        if let Ok(id) = at.parse() {
-            return Ok(id);
+        let id = at.parse::<SnapshotId>();
+        if let Ok(id) = &id
+            && root.size(&layout::snapshot(&self.model, id)).await?.is_some()
+        {
+            return Ok(*id);
         }
         // `parse` has made sure that this is a channel's name.
         if let Ok(name) = at.parse()
             && let Some(latest) = Channel::new(root, &self.model, &name).latest().await?
         {
+            check_there(root, &self.model, &name, &latest).await?;
             return Ok(latest.snapshot);
         }
         self.by_prefix(root, at).await
@@ -79,7 +85,13 @@ impl Reference {
                     return Ok((model, id));
                 }
             }
-            return Err(StoreError::new(Class::NotFound, id, "no model in the store has such a snapshot"));
+            if !catalog::models(root).await?.iter().any(|model| model.as_str() == text) {
+                return Err(StoreError::new(
+                    Class::NotFound,
+                    id,
+                    "no model in the store has such a snapshot",
+                ));
+            }
         }
         let reference: Self = text.parse().map_err(|error: DocumentError| {
             StoreError::new(Class::BadLocation, shorten(text), error.to_string())
@@ -117,6 +129,22 @@ impl Reference {
         };
         StoreError::new(Class::NotFound, shorten(at), why)
     }
+}
+
+/// A channel's snapshot is in the store and is what the entry says: else something was deleted or altered.
+async fn check_there(root: &Root, model: &ModelName, name: &ChannelName, entry: &ChannelEntry) -> Result<()> {
+    let found = manifest::get(root, model, &entry.snapshot).await;
+    let why = match found {
+        Ok(found) if found.run == entry.run && found.step == entry.step => return Ok(()),
+        Ok(_) => {
+            format!("the run or step of entry {} of channel {name} is not its snapshot's", entry.sequence)
+        }
+        Err(error) if error.class() == Class::NotFound => {
+            format!("entry {} of channel {name} points at it, but it is not in the store", entry.sequence)
+        }
+        Err(error) => return Err(error),
+    };
+    Err(StoreError::new(Class::Integrity, layout::snapshot(model, &entry.snapshot), why))
 }
 
 fn listed<N: fmt::Display>(names: &[N]) -> String {

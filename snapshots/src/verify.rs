@@ -6,8 +6,11 @@
 use std::collections::BTreeMap;
 
 use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path as Key;
 
+use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
+use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::snapshot::Chunk;
 
@@ -87,41 +90,70 @@ pub async fn model(root: &Root, model: &ModelName, progress: Progress<'_>) -> Re
         if let Some(found) = verified.note(found)? {
             chunks.extend(found.chunks());
         }
-        let reports = manifest::reports(root, model, &id).await;
-        verified.note(reports)?;
+        let report = manifest::report(root, model, &id).await;
+        verified.note(report)?;
     }
     check_channels(root, model, &mut verified).await?;
     check_chunks(root, model, chunks, &mut verified, progress).await?;
     Ok(verified)
 }
 
-/// Every entry of every channel can be read, and names a snapshot that is there and is what the entry says.
+/// Every entry of every channel can be read, follows the one before, and names a snapshot that is what the entry says.
 async fn check_channels(root: &Root, model: &ModelName, verified: &mut Verified) -> Result<()> {
     for name in catalog::channels(root, model).await? {
-        let log = Channel::new(root, model, &name).log(usize::MAX).await;
-        for entry in verified.note(log)?.unwrap_or_default() {
+        let channel = Channel::new(root, model, &name);
+        let hint = channel.hint().await;
+        let highest = channel.sequences().await?.last().copied().unwrap_or(0);
+        let mut before: Option<ChannelEntry> = None;
+        for sequence in 1..=highest {
+            let entry = channel.entry(sequence).await;
+            let Some(entry) = verified.note(entry)? else {
+                before = None;
+                continue;
+            };
             verified.entries += 1;
-            let key = layout::channel_entry(model, &name, entry.sequence);
-            match manifest::get(root, model, &entry.snapshot).await {
-                Ok(found) if found.run == entry.run && found.step == entry.step => {}
-                Ok(_) => {
-                    let why = "the entry's run or step is not its snapshot's";
-                    verified.problems.push(StoreError::new(Class::Integrity, key, why));
-                }
-                // A damaged manifest has been noted with the snapshots.
-                Err(error) if error.class() == Class::Integrity => {}
-                Err(error) if error.class() == Class::NotFound => {
-                    let why = format!("the entry's snapshot {} is not in the store", entry.snapshot);
-                    verified.problems.push(StoreError::new(Class::Integrity, key, why));
-                }
-                Err(error) => return Err(error),
+            let key = layout::channel_entry(model, &name, sequence);
+            if before.is_some_and(|before| entry.previous != Some(before.snapshot)) {
+                let why = "its `previous` is not where the entry before points";
+                verified.problems.push(StoreError::new(Class::Integrity, &key, why));
             }
+            check_entry(root, model, &key, &entry, verified).await?;
+            before = Some(entry);
+        }
+        if hint.is_some_and(|hint| hint > highest) {
+            let key = layout::channel_hint(model, &name);
+            let why = format!(
+                "it is ahead of the log, which ends at {highest}: the newest entries may have been deleted"
+            );
+            verified.problems.push(StoreError::new(Class::Integrity, key, why));
         }
     }
     Ok(())
 }
 
-/// The chunks in the store, by name. An object there with another kind of name is a problem.
+async fn check_entry(
+    root: &Root,
+    model: &ModelName,
+    key: &Key,
+    entry: &ChannelEntry,
+    verified: &mut Verified,
+) -> Result<()> {
+    let why = match manifest::get(root, model, &entry.snapshot).await {
+        Ok(found) if found.run == entry.run && found.step == entry.step => return Ok(()),
+        Ok(_) => "the entry's run or step is not its snapshot's".to_owned(),
+        // A damaged manifest has been noted with the snapshots.
+        Err(error) if error.class() == Class::Integrity => return Ok(()),
+        Err(error) if error.class() == Class::NotFound => {
+            format!("the entry's snapshot {} is not in the store", entry.snapshot)
+        }
+        Err(error) => return Err(error),
+    };
+    verified.problems.push(StoreError::new(Class::Integrity, key, why));
+    Ok(())
+}
+
+/// The chunks in the store, by name. Objects that are none of ours are passed over; one of ours that is too large to be
+/// right is a problem, and not read.
 async fn listed_chunks(
     root: &Root,
     model: &ModelName,
@@ -132,12 +164,12 @@ async fn listed_chunks(
     let mut chunks = BTreeMap::new();
     while let Some(meta) = listed.try_next().await.map_err(|error| StoreError::store(&folder, &error))? {
         let id = meta.location.filename().and_then(|name| name.parse::<ChunkId>().ok());
-        match id.filter(|id| layout::chunk(model, id) == meta.location) {
-            Some(id) => drop(chunks.insert(id, meta.size)),
-            None => {
-                let why = "the object's name is no chunk's";
-                verified.problems.push(StoreError::new(Class::Integrity, meta.location, why));
-            }
+        let Some(id) = id.filter(|id| layout::chunk(model, id) == meta.location) else { continue };
+        if meta.size > limits::LARGEST_CHUNK_BYTES {
+            let why = format!("it has {} bytes, more than any chunk", meta.size);
+            verified.problems.push(StoreError::new(Class::Integrity, meta.location, why));
+        } else {
+            chunks.insert(id, meta.size);
         }
     }
     Ok(chunks)

@@ -14,7 +14,6 @@ impl Completions {
     pub(super) fn run(self) {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut super::definition(), "weighbridge", &mut script);
-        // A closed pipe is no failure.
-        let _ = std::io::Write::write_all(&mut std::io::stdout(), &script);
+        super::output::print(&String::from_utf8_lossy(&script));
     }
 }

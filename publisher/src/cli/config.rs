@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::Context;
 use super::publish::read_policy;
-use crate::config::{Config, DEFAULT_FILE};
+use crate::config::{Config, DEFAULT_FILE, read_text};
 use crate::error::{Failure, Result};
 
 /// Check configuration and policy files.
@@ -47,8 +47,10 @@ fn check(context: &Context, files: Vec<PathBuf>) -> Result<()> {
             checked.push((named, "configuration"));
         }
     }
-    let documents: Vec<_> =
-        checked.iter().map(|(path, kind)| json!({ "path": path, "kind": kind })).collect();
+    let documents: Vec<_> = checked
+        .iter()
+        .map(|(path, kind)| json!({ "path": path.display().to_string(), "kind": kind }))
+        .collect();
     context.output.done(&json!({ "checked": documents }), || {
         if checked.is_empty() {
             return format!("there is no {DEFAULT_FILE} here; the defaults are in force\n");
@@ -59,7 +61,7 @@ fn check(context: &Context, files: Vec<PathBuf>) -> Result<()> {
 }
 
 fn check_file(path: &Path) -> Result<&'static str> {
-    let text = std::fs::read_to_string(path)
+    let text = read_text(path)
         .map_err(|error| Failure::usage(format!("{}: it cannot be read: {error}", path.display())))?;
     let is_policy = text.lines().any(|line| line.trim_start().starts_with("schema"));
     if is_policy {

@@ -53,8 +53,8 @@ impl Fetch {
         let document = json!({
             "snapshot": id,
             "model": model,
-            "path": folder.version(&id),
-            "current": folder.current(),
+            "path": folder.version(&id).display().to_string(),
+            "current": folder.current().display().to_string(),
             "bytes": fetched.bytes,
             "bytes_read": fetched.bytes_read,
             "bytes_reused": fetched.bytes_reused,

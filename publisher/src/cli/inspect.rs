@@ -1,5 +1,6 @@
 //! `inspect`: what is in a checkpoint, or in a snapshot.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -25,7 +26,7 @@ use crate::error::{Failure, Result};
 pub(super) struct Inspect {
     /// A checkpoint's path; or MODEL[@CHANNEL|@SNAPSHOT], or a snapshot's id.
     #[arg(value_name = "CKPT|SNAPSHOT")]
-    what: String,
+    what: OsString,
     /// The checkpoint's format.
     #[arg(long, value_enum, default_value_t = FormatOption::Auto)]
     format: FormatOption,
@@ -37,15 +38,13 @@ pub(super) struct Inspect {
 impl Inspect {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let path = PathBuf::from(&self.what);
-        if std::fs::symlink_metadata(&path).is_ok() || !may_be_reference(&self.what) {
+        let reference = self.what.to_str().filter(|text| may_be_reference(text));
+        let Some(reference) = reference.filter(|_| std::fs::symlink_metadata(&path).is_err()) else {
             return self.checkpoint(context, path).await;
-        }
-        match self.snapshot(context).await {
+        };
+        match self.snapshot(context, reference).await {
             Err(failure) if failure.class == "not_found" => Err(Failure {
-                message: format!(
-                    "{}: there is no such checkpoint, and no such snapshot: {failure}",
-                    plain(&self.what)
-                ),
+                message: format!("{reference}: there is no such checkpoint, and no such snapshot: {failure}"),
                 ..failure
             }),
             done => done,
@@ -63,16 +62,16 @@ impl Inspect {
         });
         let checkpoint = opened.await.map_err(|error| Failure::internal("inspecting", error))?.map_err(
             |error: weighbridge_converter::error::ReadError| {
-                Failure::from(error).while_doing(format!("inspecting {}", plain(&self.what)))
+                Failure::from(error).while_doing(format!("inspecting {}", self.what.display()))
             },
         )?;
         show_checkpoint(context, &checkpoint);
         Ok(())
     }
 
-    async fn snapshot(&self, context: &Context) -> Result<()> {
+    async fn snapshot(&self, context: &Context, reference: &str) -> Result<()> {
         let root = context.root(Absent::Refuse)?;
-        let (model, id) = Reference::locate(&self.what, &root, &default_channel()).await?;
+        let (model, id) = Reference::locate(reference, &root, &default_channel()).await?;
         show_snapshot(context, &manifest::get(&root, &model, &id).await?);
         Ok(())
     }

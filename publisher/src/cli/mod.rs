@@ -19,19 +19,20 @@ mod verify;
 mod version;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use serde_json::json;
 
 use weighbridge_schemas::names::ChannelName;
-use weighbridge_snapshots::channel::Operation;
+use weighbridge_snapshots::channel::{Operation, WHO_BYTES};
 use weighbridge_snapshots::root::{Absent, Root};
 
 use crate::clock;
-use crate::config::{Config, DEFAULT_MEMORY, DEFAULT_STORE, LEAST_MEMORY, parse_bytes};
+use crate::config::{Config, DEFAULT_MEMORY, DEFAULT_STORE, check_memory, check_threads};
 use crate::error::{Exit, Failure, Result};
 use crate::job::Budget;
 use output::Output;
@@ -44,7 +45,7 @@ use output::Output;
 #[command(name = "weighbridge", version, propagate_version = true, arg_required_else_help = true)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 rejected by a gate, 4 bad or unsupported checkpoint,\n\
-    5 store unreachable or read-only, 6 not found, 7 integrity failure.\n\n\
+    5 store unreachable or read-only, 6 not found, 7 integrity failure, 130 interrupted.\n\n\
     Example:\n  weighbridge publish checkpoints/step-100 --model dlrm --step 100\n  \
     weighbridge fetch dlrm --into /srv/dlrm"
 )]
@@ -71,16 +72,9 @@ pub struct Global {
     /// What is logged to standard error: error, warn, info, debug, or a filter such as weighbridge=debug.
     #[arg(long, global = true, env = "WEIGHBRIDGE_LOG", default_value = "warn", value_name = "FILTER")]
     log: String,
-    /// Who does it, for the channel's log.
-    #[arg(
-        long,
-        global = true,
-        env = "USER",
-        default_value = "unknown",
-        value_name = "NAME",
-        hide_env = true
-    )]
-    who: String,
+    /// Who does it, for the channel's log [default: the user].
+    #[arg(long, global = true, value_name = "NAME")]
+    who: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -114,29 +108,35 @@ pub struct Context {
 impl Context {
     /// The store's root.
     fn root(&self, absent: Absent) -> Result<Root> {
-        let named = self.global.store.as_deref().or(self.config.store.as_deref());
+        let named = given(self.global.store.as_ref()).or(self.config.store.as_deref());
         Ok(Root::open(named.unwrap_or(DEFAULT_STORE), absent)?)
     }
 
     /// One operation on channels, by whoever runs this.
-    fn operation(&self) -> Operation {
-        Operation { id: clock::operation_id(), who: self.global.who.clone(), when: clock::now() }
+    fn operation(&self) -> Result<Operation> {
+        let who = match &self.global.who {
+            Some(who) if who.len() > WHO_BYTES => {
+                return Err(Failure::usage(format!("--who: at most {WHO_BYTES} bytes")));
+            }
+            Some(who) => who.clone(),
+            None => user(),
+        };
+        Ok(Operation { id: clock::operation_id(), who, when: clock::now() })
     }
 
     fn budget(&self, options: &BudgetOptions) -> Result<Budget> {
-        let memory = match options.memory.as_deref().or(self.config.memory.as_deref()) {
-            Some(text) => parse_bytes(text).map_err(|why| Failure::usage(format!("--memory: {why}")))?,
+        let memory = match given(options.memory.as_ref()).or(self.config.memory.as_deref()) {
+            Some(text) => check_memory(text).map_err(|why| Failure::usage(format!("--memory: {why}")))?,
             None => DEFAULT_MEMORY,
         };
-        if memory < LEAST_MEMORY {
-            let least = LEAST_MEMORY >> 20;
-            return Err(Failure::usage(format!("--memory: {memory} bytes are too few; at least {least}MiB")));
-        }
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = options.threads.or(self.config.threads).unwrap_or_else(cores);
-        if !(1..=1024).contains(&threads) {
-            return Err(Failure::usage(format!("--threads: {threads} is not 1 to 1024")));
-        }
+        let threads = match given(options.threads.as_ref()) {
+            Some(text) => text.parse().map_err(|_| format!("{text:?} is no number")).and_then(check_threads),
+            None => {
+                let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+                Ok(self.config.threads.unwrap_or_else(cores))
+            }
+        };
+        let threads = threads.map_err(|why| Failure::usage(format!("--threads: {why}")))?;
         Ok(Budget { memory, threads })
     }
 }
@@ -150,7 +150,19 @@ pub struct BudgetOptions {
     memory: Option<String>,
     /// Threads that read and encode [default: all cores].
     #[arg(long, env = "WEIGHBRIDGE_THREADS", value_name = "N")]
-    threads: Option<usize>,
+    threads: Option<String>,
+}
+
+/// An option's value. A variable that is set to nothing counts as not set.
+fn given(option: Option<&String>) -> Option<&str> {
+    option.map(String::as_str).filter(|text| !text.is_empty())
+}
+
+/// The user's name, for logs.
+fn user() -> String {
+    let user = std::env::var_os("USER").unwrap_or_default();
+    let user: String = user.to_string_lossy().chars().filter(|c| !c.is_control()).take(64).collect();
+    if user.is_empty() { "unknown".to_owned() } else { user }
 }
 
 /// The channel that is meant where none is named.
@@ -174,36 +186,48 @@ pub fn main() -> ExitCode {
         Err(error) => return refuse(&error, &arguments),
     };
     let output = Output::new(cli.global.json);
-    match start(cli, output) {
+    // A bug, or a machine that gives no more threads: one line and an exit code, like any other failure.
+    std::panic::set_hook(Box::new(|_| {}));
+    let done = std::panic::catch_unwind(AssertUnwindSafe(|| start(cli, output))).unwrap_or_else(|panic| {
+        let text =
+            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Err(Failure::internal("something went wrong inside", text.unwrap_or("no more is known")))
+    });
+    let code = match done {
         Ok(code) => code,
         Err(failure) => {
             output.failure(&failure);
             ExitCode::from(failure.exit as u8)
         }
-    }
+    };
+    if output::lost() { ExitCode::from(Exit::Failed as u8) } else { code }
 }
 
-/// `--help` and `--version` go to standard output, mistakes to standard error; with `--json` both ways.
+/// `--help` and `--version` go to standard output; a mistake is one line on standard error, and with `--json` an
+/// object.
 fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
-    // A closed pipe is no reason to fail.
-    let _ = error.print();
-    if !error.use_stderr() {
-        return ExitCode::SUCCESS;
+    let help = error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if !error.use_stderr() || help {
+        // A closed pipe is no reason to fail.
+        let _ = error.print();
+        return ExitCode::from(if help { Exit::Usage as u8 } else { 0 });
     }
-    if arguments.iter().any(|argument| argument == "--json") {
-        let text = error.to_string();
-        let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-        let failure = Failure::usage(first);
-        Output::new(true).document(&json!({ "error": output::error_object(&failure) }));
-    }
+    let text = error.to_string();
+    let said: Vec<_> = text.lines().take_while(|line| !line.starts_with("Usage:")).collect();
+    let said = said.join(" ").replace("For more information, try '--help'.", "");
+    let message = format!("{}; see --help", said.trim_start_matches("error: ").trim());
+    let json = arguments.iter().any(|argument| argument == "--json");
+    Output::new(json).failure(&Failure::usage(message));
     ExitCode::from(Exit::Usage as u8)
 }
 
 fn start(cli: Cli, output: Output) -> Result<ExitCode> {
     let filter = tracing_subscriber::EnvFilter::try_new(&cli.global.log)
         .map_err(|error| Failure::usage(format!("--log {:?}: {error}", cli.global.log)))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    // One thread conducts; what takes long (reading, encoding, hashing, files) goes to threads of its own.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::internal("starting", error))?;
@@ -234,7 +258,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Fetch(fetch) => fetch.run(context).await?,
         Command::Inspect(inspect) => inspect.run(context).await?,
         Command::Report(show) => show.run(context).await?,
-        Command::Snapshots(list) => list.run(context).await?,
+        Command::Snapshots(list) => return list.run(context).await,
         Command::Channels(channels) => channels.run(context).await?,
         Command::Promote(promote) => promote.run(context).await?,
         Command::Rollback(rollback) => rollback.run(context).await?,
@@ -248,9 +272,14 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// SIGXFSZ on Linux.
+const FILE_SIZE_SIGNAL: i32 = 25;
+
 /// Comes back on Ctrl-C or SIGTERM.
 async fn interrupted() {
     use tokio::signal::unix::{SignalKind, signal};
+    // A file that reaches the process's size limit is to be an error like a full disk, not the end.
+    let _size_limit = signal(SignalKind::from_raw(FILE_SIZE_SIGNAL));
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
     let (Ok(mut terminate), Ok(mut interrupt)) = signals else { return std::future::pending().await };
     tokio::select! {

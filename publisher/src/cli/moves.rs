@@ -153,7 +153,8 @@ async fn stay(context: &Context, target: &Target, reason: Reason) -> Result<()> 
     .await
 }
 
-/// The newest snapshot in the channel's log that is not the present one.
+/// Where the channel pointed before it was first moved to where it points now: so that a second rollback goes a step
+/// further back, and not forward again to what the first one left.
 async fn before(
     root: &Root,
     model: &ModelName,
@@ -161,9 +162,11 @@ async fn before(
     latest: &ChannelEntry,
 ) -> Result<SnapshotId> {
     let log = Channel::new(root, model, name).log(usize::MAX).await?;
-    let other = log.iter().map(|entry| entry.snapshot).find(|&snapshot| snapshot != latest.snapshot);
-    other.ok_or_else(|| {
-        let why = "the channel never pointed at another snapshot; name one with --to";
+    let forward = |entry: &ChannelEntry| matches!(entry.reason, Reason::Publish | Reason::Promote);
+    let mut older = log.iter().skip_while(|entry| entry.snapshot != latest.snapshot || !forward(entry));
+    let other = older.find(|entry| entry.snapshot != latest.snapshot && forward(entry));
+    other.map(|entry| entry.snapshot).ok_or_else(|| {
+        let why = "the channel's log knows no snapshot before the present one; name one with --to";
         StoreError::new(Class::NotFound, format!("{model}@{name}"), why).into()
     })
 }
@@ -171,8 +174,7 @@ async fn before(
 /// What a move to snapshot `id` puts on the channel. The snapshot has to be there, and not quarantined.
 async fn wanted(root: &Root, model: &ModelName, id: SnapshotId, reason: Reason, force: bool) -> Result<Move> {
     let found = manifest::get(root, model, &id).await?;
-    let reports = manifest::reports(root, model, &id).await?;
-    let rejected = reports.first().is_some_and(|report| report.outcome == Outcome::Rejected);
+    let rejected = manifest::report(root, model, &id).await?.0.outcome == Outcome::Rejected;
     if rejected && !force {
         let why =
             format!("a gate rejected the snapshot: see `weighbridge report {model}@{id}`; promote --force");
@@ -207,7 +209,7 @@ async fn append(
 ) -> Result<()> {
     let channel = Channel::new(root, model, name);
     let decide = |latest: Option<&ChannelEntry>| Ok::<_, std::convert::Infallible>(wanted(latest));
-    let appended = channel.append(&context.operation(), decide).await?;
+    let appended = channel.append(&context.operation()?, decide).await?;
     let Ok(entry) = appended;
     context.output.done(&channels::document(model, name, &entry), || {
         let held = if entry.reason.holds() { ", and is held there" } else { "" };

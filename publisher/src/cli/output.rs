@@ -1,6 +1,7 @@
 //! What goes where: results to standard output, the telling of them to standard error.
 
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
@@ -23,7 +24,7 @@ impl Output {
 
     /// The one JSON document.
     pub(super) fn document(self, document: &Value) {
-        write(&mut io::stdout(), &format!("{document:#}\n"));
+        print(&format!("{document:#}\n"));
     }
 
     /// A listing: the document, or text for people.
@@ -31,7 +32,7 @@ impl Output {
         if self.json {
             self.document(document);
         } else {
-            write(&mut io::stdout(), &text());
+            print(&text());
         }
     }
 
@@ -40,7 +41,7 @@ impl Output {
         if self.json {
             self.document(document);
         } else {
-            write(&mut io::stderr(), &text());
+            let _ = io::stderr().write_all(text().as_bytes());
         }
     }
 
@@ -55,7 +56,8 @@ impl Output {
     /// A failure's line alone.
     pub(super) fn failure_line(self, failure: &Failure) {
         let line = failure.message.split_whitespace().collect::<Vec<_>>().join(" ");
-        write(&mut io::stderr(), &format!("error: {line}\n"));
+        // Nobody is left to tell that standard error is closed.
+        let _ = io::stderr().write_all(format!("error: {}\n", plain(&line)).as_bytes());
     }
 }
 
@@ -64,9 +66,24 @@ pub(super) fn error_object(failure: &Failure) -> Value {
     json!({ "kind": failure.kind.as_str(), "class": failure.class, "message": failure.message })
 }
 
-/// A reader that has gone away (`weighbridge ... | head`) is no failure.
-fn write(to: &mut dyn Write, text: &str) {
-    let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());
+/// Whether something that belongs on standard output did not get there.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Whether something that belongs on standard output did not get there.
+pub(super) fn lost() -> bool {
+    LOST.load(Ordering::Relaxed)
+}
+
+/// Writes to standard output. A reader that has gone away (`weighbridge ... | head`) is no failure; a full disk is.
+pub(super) fn print(text: &str) {
+    let mut stdout = io::stdout();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            LOST.store(true, Ordering::Relaxed);
+            let _ = io::stderr().write_all(format!("error: standard output: {error}\n").as_bytes());
+        }
+        _ => {}
+    }
 }
 
 /// A table: columns as wide as their widest cell, numbers (cells that begin with a digit) to the right.

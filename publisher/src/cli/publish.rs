@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use weighbridge_converter::source::Source;
 use weighbridge_schemas::checkpoint::Format;
 use weighbridge_schemas::error::Kind;
-use weighbridge_schemas::limits;
 use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
 use weighbridge_schemas::policy::Policy;
 use weighbridge_schemas::report::Outcome as Gated;
@@ -20,6 +20,7 @@ use weighbridge_snapshots::root::Absent;
 use super::bar::Bar;
 use super::output::{bytes, error_object, plain, short};
 use super::{BudgetOptions, Context};
+use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
 use crate::job::{self, Outcome, Published, Request};
 
@@ -81,13 +82,18 @@ impl Publish {
         let started = Instant::now();
         let budget = context.budget(&self.budget)?;
         let request = self.request(context)?;
+        // A checkpoint that is not there makes no store.
+        Source::open(&self.checkpoint).map_err(|error| self.failed(error.into()))?;
         let root = context.root(Absent::Create)?;
         let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
         let published = job::publish(&root, &request, budget, &bar).await;
         drop(bar);
-        let published = published
-            .map_err(|failure| failure.while_doing(format!("publishing {}", request.checkpoint.display())))?;
+        let published = published.map_err(|failure| self.failed(failure))?;
         Ok(tell(context, &request, &published, started.elapsed()))
+    }
+
+    fn failed(&self, failure: Failure) -> Failure {
+        failure.while_doing(format!("publishing {}", self.checkpoint.display()))
     }
 
     fn request(&self, context: &Context) -> Result<Request> {
@@ -104,7 +110,7 @@ impl Publish {
             step: self.step,
             policy,
             channel,
-            operation: context.operation(),
+            operation: context.operation()?,
         })
     }
 }
@@ -113,17 +119,8 @@ impl Publish {
 pub(super) fn read_policy(path: Option<&Path>) -> Result<Policy> {
     let Some(path) = path else { return Ok(Policy::default()) };
     let shown = path.display();
-    let size = std::fs::metadata(path).map(|metadata| metadata.len());
-    let text = match size {
-        Ok(size) if size > limits::POLICY_BYTES as u64 => {
-            return Err(Failure::usage(format!(
-                "policy {shown}: {size} bytes; at most {}",
-                limits::POLICY_BYTES
-            )));
-        }
-        _ => std::fs::read_to_string(path)
-            .map_err(|error| Failure::usage(format!("policy {shown}: it cannot be read: {error}")))?,
-    };
+    let text = read_text(path)
+        .map_err(|error| Failure::usage(format!("policy {shown}: it cannot be read: {error}")))?;
     Policy::parse(&text).map_err(|error| Failure::from(error).while_doing(shown))
 }
 

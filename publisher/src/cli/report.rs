@@ -4,7 +4,6 @@ use clap::Args;
 use serde_json::json;
 
 use weighbridge_schemas::report::Report;
-use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::manifest;
 use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::Absent;
@@ -26,16 +25,13 @@ impl Show {
         let root = context.root(Absent::Refuse)?;
         let (model, id) = Reference::locate(&self.reference, &root, &default_channel()).await?;
         manifest::get(&root, &model, &id).await?;
-        let reports = manifest::reports(&root, &model, &id).await?;
-        let Some(newest) = reports.first() else {
-            return Err(StoreError::new(Class::NotFound, id, "the snapshot has no report").into());
-        };
-        context.output.listing(&json!(newest), || text(newest, reports.len() - 1));
+        let (report, count) = manifest::report(&root, &model, &id).await?;
+        context.output.listing(&json!(report), || text(&report, count - 1));
         Ok(())
     }
 }
 
-fn text(report: &Report, older: usize) -> String {
+fn text(report: &Report, older: u64) -> String {
     let figure =
         |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.3e}"));
     let rows: Vec<_> = report

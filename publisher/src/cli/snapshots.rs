@@ -1,6 +1,7 @@
 //! `snapshots`: what is stored.
 
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
@@ -16,8 +17,8 @@ use weighbridge_snapshots::manifest;
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::Context;
-use super::output::{bytes, short, table};
-use crate::error::Result;
+use super::output::{bytes, error_object, short, table};
+use crate::error::{Failure, Result};
 
 /// List snapshots, in the order in which they were stored.
 #[derive(Debug, Args)]
@@ -27,26 +28,36 @@ pub(super) struct List {
 }
 
 struct Row {
+    model: ModelName,
     id: SnapshotId,
-    found: SnapshotManifest,
+    /// Absent where the manifest is damaged.
+    found: Option<SnapshotManifest>,
     outcome: Option<Outcome>,
     channels: Vec<String>,
 }
 
 impl List {
-    pub(super) async fn run(self, context: &Context) -> Result<()> {
+    pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         let root = context.root(Absent::Refuse)?;
         let models = models(&root, self.model.as_deref()).await?;
         let mut rows = Vec::new();
+        let mut damage = None;
         for model in &models {
-            rows.extend(rows_of(&root, model).await?);
+            rows.extend(rows_of(&root, model, &mut damage).await?);
         }
         let documents: Vec<_> = rows.iter().map(document).collect();
-        context.output.listing(&json!({ "snapshots": documents }), || {
+        let mut listing = json!({ "snapshots": documents });
+        let failure = damage.map(Failure::from);
+        if let Some(failure) = &failure {
+            listing["error"] = error_object(failure);
+        }
+        context.output.listing(&listing, || {
             let cells: Vec<_> = rows.iter().map(cells).collect();
             table(&["model", "run", "step", "snapshot", "size", "tensors", "gates", "channels"], &cells)
         });
-        Ok(())
+        let Some(failure) = failure else { return Ok(ExitCode::SUCCESS) };
+        context.output.failure_line(&failure);
+        Ok(ExitCode::from(failure.exit as u8))
     }
 }
 
@@ -63,44 +74,69 @@ pub(super) async fn models(root: &Root, named: Option<&str>) -> Result<Vec<Model
     Err(StoreError::new(Class::NotFound, model, why).into())
 }
 
-async fn rows_of(root: &Root, model: &ModelName) -> Result<Vec<Row>> {
+/// A model's rows. What is damaged is listed as far as it can be, and the first damage is told.
+async fn rows_of(root: &Root, model: &ModelName, damage: &mut Option<StoreError>) -> Result<Vec<Row>> {
     let mut pointing: BTreeMap<SnapshotId, Vec<String>> = BTreeMap::new();
     for name in catalog::channels(root, model).await? {
-        if let Some(latest) = Channel::new(root, model, &name).latest().await? {
+        let latest = Channel::new(root, model, &name).latest().await;
+        if let Some(latest) = whole(latest, damage)?.flatten() {
             pointing.entry(latest.snapshot).or_default().push(name.to_string());
         }
     }
     let mut rows = Vec::new();
     for id in catalog::snapshots(root, model).await? {
-        let found = manifest::get(root, model, &id).await?;
-        let outcome = manifest::reports(root, model, &id).await?.first().map(|report| report.outcome);
-        rows.push(Row { id, found, outcome, channels: pointing.remove(&id).unwrap_or_default() });
+        let found = whole(manifest::get(root, model, &id).await, damage)?;
+        let report = whole(manifest::report(root, model, &id).await, damage)?;
+        rows.push(Row {
+            model: model.clone(),
+            id,
+            found,
+            outcome: report.map(|(report, _)| report.outcome),
+            channels: pointing.remove(&id).unwrap_or_default(),
+        });
     }
     Ok(rows)
 }
 
+/// Keeps the first integrity failure and goes on; any other failure ends the listing.
+fn whole<T>(
+    outcome: weighbridge_snapshots::error::Result<T>,
+    damage: &mut Option<StoreError>,
+) -> Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.class() == Class::Integrity => {
+            damage.get_or_insert(error);
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn document(row: &Row) -> serde_json::Value {
+    let found = row.found.as_ref();
     json!({
         "snapshot": row.id,
-        "model": row.found.model,
-        "run": row.found.run,
-        "step": row.found.step,
-        "bytes": row.found.bytes(),
-        "tensors": row.found.tensors.len(),
+        "model": row.model,
+        "run": found.map(|found| &found.run),
+        "step": found.map(|found| found.step),
+        "bytes": found.map(SnapshotManifest::bytes),
+        "tensors": found.map(|found| found.tensors.len()),
         "gates": row.outcome,
         "channels": row.channels,
     })
 }
 
 fn cells(row: &Row) -> Vec<String> {
+    let cell = |value: &dyn Fn(&SnapshotManifest) -> String| row.found.as_ref().map_or("?".to_owned(), value);
     vec![
-        row.found.model.to_string(),
-        row.found.run.to_string(),
-        row.found.step.to_string(),
+        row.model.to_string(),
+        cell(&|found| found.run.to_string()),
+        cell(&|found| found.step.to_string()),
         short(&row.id),
-        bytes(row.found.bytes()),
-        row.found.tensors.len().to_string(),
-        row.outcome.map_or("-", Outcome::as_str).to_owned(),
+        cell(&|found| bytes(found.bytes())),
+        cell(&|found| found.tensors.len().to_string()),
+        row.outcome.map_or("?", Outcome::as_str).to_owned(),
         row.channels.join(", "),
     ]
 }

@@ -34,7 +34,7 @@ const WORKER_BYTES: u64 = 3 << 20;
 /// What the process needs beside its workers: code, listings, the store's own buffers.
 const PROCESS_BYTES: u64 = 64 << 20;
 /// What is left for chunks at the least: one of the widest rows, and its encoded form.
-const LEAST_BYTES: u64 = 56 << 20;
+const LEAST_BYTES: u64 = 64 << 20;
 /// Chunks on their way to the store, for every one that is being made.
 const WRITES_A_THREAD: usize = 2;
 
@@ -178,7 +178,8 @@ fn permits(bytes: u64) -> u32 {
 /// The memory that a piece takes while it is made and stored.
 fn cost(plan: &Plan, piece: &Piece) -> u64 {
     let row = piece.parts.iter().map(|part| plan.tensors[part.tensor].rows.source_bytes).max();
-    piece.bytes + row.unwrap_or(0).max(STEP_BYTES) + WORKER_BYTES
+    // Twice: a chunk that is there already is read and compared.
+    2 * piece.bytes + row.unwrap_or(0).max(STEP_BYTES) + WORKER_BYTES
 }
 
 /// Makes one chunk.

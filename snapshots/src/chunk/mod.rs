@@ -46,29 +46,21 @@ impl Builder {
     }
 }
 
-/// Stores a chunk, unless it is there already.
+/// Stores a chunk, unless it is there already; then what is there is read and compared.
 ///
 /// # Errors
-/// [`Class::Integrity`] where an object of that name and another size is there; else as the store fails.
+/// [`Class::Integrity`] where an object of that name and other content is there; else as the store fails.
 pub async fn put(root: &Root, model: &ModelName, chunk: Chunk, bytes: Bytes) -> Result<Put> {
     let key = layout::chunk(model, &chunk.id);
-    let put = match root.size(&key).await? {
-        Some(size) if size == chunk.size => return Ok(Put::Present),
-        Some(_) => Put::Present,
-        None => root.put_if_absent(&key, bytes).await?,
-    };
-    // Lost the race to another publisher, or found something there: its size must be right.
-    if put == Put::Present {
-        let size = root.size(&key).await?;
-        if size != Some(chunk.size) {
-            let why = format!(
-                "the stored chunk has {size:?} bytes, not {}; move it away and publish again",
-                chunk.size
-            );
-            return Err(StoreError::new(Class::Integrity, key, why));
-        }
+    if root.size(&key).await?.is_none() && root.put_if_absent(&key, bytes.clone()).await? == Put::Written {
+        return Ok(Put::Written);
     }
-    Ok(put)
+    let limit = usize::try_from(chunk.size).unwrap_or(usize::MAX);
+    if root.get(&key, limit).await?.is_some_and(|there| there == bytes) {
+        return Ok(Put::Present);
+    }
+    let why = "the stored chunk does not hold what its name says; move it away and publish again";
+    Err(StoreError::new(Class::Integrity, key, why))
 }
 
 /// Reads a chunk and checks its hash.

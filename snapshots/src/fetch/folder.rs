@@ -1,11 +1,14 @@
 //! The folder that snapshots are fetched into: its lock, its versions, and the flip of `current`.
+//!
+//! Whatever else lies in it (left-overs, files of other programs, links, pipes) is neither followed nor waited for.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock, statvfs};
+use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags, flock, renameat_with, statvfs};
 
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::snapshot::SnapshotManifest;
@@ -13,7 +16,9 @@ use weighbridge_schemas::snapshot::SnapshotManifest;
 use crate::error::{Class, Result, StoreError};
 
 /// Room that a fetch leaves free beyond its own bytes: folders, the manifest, the file system's own needs.
-const SPARE_BYTES: u64 = 1 << 20;
+const SPARE_BYTES: u64 = 256 << 10;
+/// How often a fetch looks whether the folder's lock is free.
+const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A folder that holds fetched versions.
 #[derive(Debug, Clone)]
@@ -25,18 +30,32 @@ impl Folder {
     /// The folder at `path`, made if absent.
     ///
     /// # Errors
-    /// Where it cannot be made.
+    /// Where it cannot be made, or something else is in the way.
     pub fn open(path: &Path) -> Result<Self> {
-        for made in [path.to_path_buf(), path.join("versions")] {
+        let folder = Self { path: path.to_path_buf() };
+        for made in [path.to_path_buf(), folder.versions()] {
             fs::create_dir_all(&made).map_err(|error| StoreError::io(made.display(), &error))?;
         }
-        Ok(Self { path: path.to_path_buf() })
+        let current = folder.current();
+        if fs::symlink_metadata(&current).is_ok_and(|metadata| !metadata.is_symlink()) {
+            let why = "something that is no link is in the way; move it away, or name another folder";
+            return Err(StoreError::new(Class::Refused, current.display(), why));
+        }
+        Ok(folder)
+    }
+
+    fn versions(&self) -> PathBuf {
+        self.path.join("versions")
+    }
+
+    fn staging(&self) -> PathBuf {
+        self.path.join(".staging")
     }
 
     /// Where a version lies, or will lie.
     #[must_use]
     pub fn version(&self, id: &SnapshotId) -> PathBuf {
-        self.path.join("versions").join(id.to_string())
+        self.versions().join(id.to_string())
     }
 
     /// The link that serving hosts open.
@@ -46,48 +65,61 @@ impl Folder {
     }
 
     /// Waits until no other fetch works here.
-    pub(super) fn lock(&self) -> Result<File> {
+    pub(super) async fn lock(&self) -> Result<File> {
         let path = self.path.join(".lock");
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(|error| StoreError::io(path.display(), &error))?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            tracing::info!(folder = %self.path.display(), "waiting for another fetch into this folder");
-            flock(&file, FlockOperation::LockExclusive)
-                .map_err(|error| StoreError::io(path.display(), &error.into()))?;
+        let mut options = File::options();
+        options.create(true).truncate(false).write(true);
+        let file =
+            open_regular(&path, &mut options).map_err(|error| StoreError::io(path.display(), &error))?;
+        let mut waiting = false;
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if !waiting {
+                tracing::info!(folder = %self.path.display(), "waiting for another fetch into this folder");
+                waiting = true;
+            }
+            tokio::time::sleep(LOCK_INTERVAL).await;
         }
         Ok(file)
     }
 
     /// The folder in which `id` is put together. Left-overs of other snapshots' fetches are removed: the lock is ours.
     pub(super) fn stage(&self, id: &SnapshotId) -> Result<PathBuf> {
-        let all = self.path.join(".staging");
+        let all = self.staging();
         let own = all.join(id.to_string());
         let stage = || {
-            fs::create_dir_all(&own)?;
+            make_folder(&all)?;
+            make_folder(&own)?;
             for entry in fs::read_dir(&all)? {
                 let other = entry?.path();
                 if other != own {
-                    fs::remove_dir_all(other)?;
+                    remove(&other)?;
                 }
             }
-            Ok(())
+            Ok((fs::metadata(&all)?, fs::metadata(self.versions())?))
         };
-        stage().map_err(|error: io::Error| StoreError::io(all.display(), &error))?;
-        Ok(own)
+        let (staging, versions): (Metadata, Metadata) =
+            stage().map_err(|error: io::Error| StoreError::io(all.display(), &error))?;
+        if staging.dev() == versions.dev() {
+            return Ok(own);
+        }
+        let why = "it lies on another volume than its parent, so that versions cannot be moved into it whole";
+        Err(StoreError::new(Class::Refused, self.versions().display(), why))
     }
 
     /// Refuses a fetch for which the disk has no room, before its first byte.
     pub(super) fn check_room(&self, needed: u64) -> Result<()> {
         let Ok(volume) = statvfs(&self.path) else { return Ok(()) };
         let free = volume.f_bavail.saturating_mul(volume.f_frsize);
-        if needed == 0 || free >= needed.saturating_add(SPARE_BYTES) {
+        let needed_in_all = needed.saturating_add(SPARE_BYTES);
+        if needed == 0 || free >= needed_in_all {
             return Ok(());
         }
-        let why = format!("{needed} bytes are needed and {free} are free; free some space and run it again");
+        let why =
+            format!("{needed_in_all} bytes are needed and {free} are free; free some space and run it again");
         Err(StoreError::new(Class::DiskFull, self.path.display(), why))
     }
 
-    /// Turns a complete staging folder into a version.
+    /// Turns a complete staging folder into a version: exactly the manifest's files, synced to disk.
     pub(super) fn materialise(
         &self,
         staging: &Path,
@@ -96,15 +128,22 @@ impl Folder {
     ) -> Result<()> {
         let version = self.version(id);
         let materialise = || {
-            let mut file = File::create(staging.join("snapshot.json"))?;
-            file.write_all(&manifest.to_bytes())?;
-            file.sync_all()?;
-            File::open(staging)?.sync_all()?;
-            if fs::symlink_metadata(&version).is_ok() {
-                // A damaged version of this very snapshot: it makes way, under a name that the next fetch removes.
-                fs::rename(&version, staging.with_extension("damaged"))?;
+            let described = staging.join("snapshot.json");
+            remove(&described)?;
+            File::create_new(&described)?.write_all(&manifest.to_bytes())?;
+            for entry in fs::read_dir(staging)? {
+                let entry = entry?;
+                let ours = entry.path() == described
+                    || manifest.files.iter().any(|file| entry.file_name() == file.name.as_str());
+                if ours {
+                    // Files of a fetch that was killed may not have reached the disk: all are synced.
+                    open_regular(&entry.path(), File::options().read(true))?.sync_all()?;
+                } else {
+                    remove(&entry.path())?;
+                }
             }
-            fs::rename(staging, &version)?;
+            File::open(staging)?.sync_all()?;
+            swap_in(staging, &version)?;
             sync_parent(&version)
         };
         materialise().map_err(|error: io::Error| StoreError::io(version.display(), &error))
@@ -119,26 +158,72 @@ impl Folder {
                 return Ok(());
             }
             let next = self.path.join(".current.next");
-            match fs::remove_file(&next) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => symlink(&target, &next)?,
-            }
+            remove(&next)?;
+            symlink(&target, &next)?;
             fs::rename(&next, &current)?;
             sync_parent(&current)
         };
         flip().map_err(|error: io::Error| StoreError::io(current.display(), &error))?;
+        // Nothing is fetched any more; what is left in the staging folder is of no use.
         self.clear_staging();
         Ok(())
     }
 
     /// Removes the staging folder. What cannot be removed is in the way of nobody.
     pub(super) fn clear_staging(&self) {
-        match fs::remove_dir_all(self.path.join(".staging")) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, "the staging folder could not be removed");
-            }
-            _ => {}
+        if let Err(error) = remove(&self.staging()) {
+            tracing::warn!(%error, "the staging folder could not be removed");
         }
+    }
+}
+
+/// Renames `staging` to `version`. Where a damaged version of the same snapshot is, the two change places in one step,
+/// so that `current` never points at nothing.
+fn swap_in(staging: &Path, version: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(version).is_err() {
+        return fs::rename(staging, version);
+    }
+    match renameat_with(CWD, staging, CWD, version, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
+        Err(_) => {
+            // The file system cannot do it in one step.
+            let aside = staging.with_extension("damaged");
+            remove(&aside)?;
+            fs::rename(version, &aside)?;
+            fs::rename(staging, version).inspect_err(|_| drop(fs::rename(&aside, version)))
+        }
+    }
+}
+
+/// Opens a file that is one: never a link, never a pipe that would be waited for.
+pub(super) fn open_regular(path: &Path, options: &mut fs::OpenOptions) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
+}
+
+/// Makes a folder; whatever else is there by that name makes way.
+fn make_folder(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
+        return Ok(());
+    }
+    remove(path)?;
+    fs::create_dir(path)
+}
+
+/// Removes a file, a link or a folder; that nothing is there is right too.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 

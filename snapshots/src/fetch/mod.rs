@@ -17,7 +17,7 @@ mod plan;
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::ModelName;
 
-use crate::error::{Class, Result};
+use crate::error::{Class, Result, StoreError};
 use crate::manifest;
 use crate::root::Root;
 
@@ -69,7 +69,7 @@ pub async fn fetch(
     let bytes = manifest.bytes();
     progress.start(bytes);
     let mut fetched = Fetched { snapshot: *id, bytes, bytes_read: 0, bytes_reused: bytes };
-    let _lock = folder.lock()?;
+    let _lock = folder.lock().await?;
     if plan::is_complete(folder, id, &manifest, progress).await? {
         folder.flip(id)?;
         return Ok(fetched);
@@ -85,7 +85,12 @@ pub async fn fetch(
         folder.clear_staging();
     }
     downloaded?;
-    folder.materialise(&staging, id, &manifest)?;
-    folder.flip(id)?;
+    // Off this thread: syncing takes as long as the disk does.
+    let (folder, id) = (folder.clone(), *id);
+    let swapped = tokio::task::spawn_blocking(move || {
+        folder.materialise(&staging, &id, &manifest)?;
+        folder.flip(&id)
+    });
+    swapped.await.map_err(|error| StoreError::new(Class::Unreachable, id, error.to_string()))??;
     Ok(fetched)
 }

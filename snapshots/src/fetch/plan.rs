@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::snapshot::{Chunk, SnapshotManifest};
 
+use super::folder::{open_regular, remove};
 use super::{Folder, Progress};
 use crate::chunk::is_chunk;
 use crate::error::{Class, Result, StoreError};
@@ -31,8 +32,7 @@ pub(super) async fn is_complete(
     if !version.is_dir() {
         return Ok(false);
     }
-    let manifest_is_right =
-        std::fs::read(version.join("snapshot.json")).is_ok_and(|bytes| SnapshotId::of(&bytes) == *id);
+    let manifest_is_right = described(&version.join("snapshot.json"), manifest).unwrap_or(false);
     let sizes_are_right = manifest
         .files
         .iter()
@@ -54,8 +54,11 @@ pub(super) async fn missing(
     for file in &manifest.files {
         let path = staging.join(&file.name);
         let size = || {
-            let opened = File::options().create(true).truncate(false).write(true).open(&path)?;
-            opened.set_len(file.size)
+            if !std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_file()) {
+                remove(&path)?;
+            }
+            let mut options = File::options();
+            open_regular(&path, options.create(true).truncate(false).write(true))?.set_len(file.size)
         };
         size().map_err(|error: io::Error| StoreError::io(path.display(), &error))?;
     }
@@ -94,8 +97,20 @@ async fn apart(piece: Piece) -> Result<(Piece, bool)> {
     read.await.map_err(|error| StoreError::new(Class::Unreachable, "reading", error.to_string()))
 }
 
+/// Whether the file at `path` holds the manifest, and nothing else.
+fn described(path: &Path, manifest: &SnapshotManifest) -> io::Result<bool> {
+    let wanted = manifest.to_bytes();
+    let file = open_regular(path, File::options().read(true))?;
+    if file.metadata()?.len() != wanted.len() as u64 {
+        return Ok(false);
+    }
+    let mut found = vec![0; wanted.len()];
+    file.read_exact_at(&mut found, 0)?;
+    Ok(found == wanted)
+}
+
 fn holds(piece: &Piece) -> io::Result<bool> {
-    let file = File::open(&piece.file)?;
+    let file = open_regular(&piece.file, File::options().read(true))?;
     if file.metadata()?.len() < piece.offset.saturating_add(piece.chunk.size) {
         return Ok(false);
     }
