@@ -2,8 +2,8 @@
 //!
 //! Two writers race for the next number; one wins, the other reads the winner's entry and decides anew. A write whose
 //! outcome is unknown is recognised by its entry's id, a hash of the operation and the channel. A log with a hole is
-//! damaged, and is neither read past nor written to. The object `hint` repeats the newest number: it is only advice, and
-//! may be absent, old or wrong; where it is ahead of the log, entries have gone, and that is said.
+//! damaged, and is neither read past nor written to. The object `hint` repeats the newest number: it is only advice,
+//! and may be absent, old or wrong; where it is ahead of the log, entries have gone, and that is said.
 
 use bytes::Bytes;
 use futures::TryStreamExt;

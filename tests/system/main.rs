@@ -20,5 +20,6 @@ mod fixtures;
 mod gates;
 mod golden;
 mod hostile;
+mod odd;
 mod outside;
 mod races;
