@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+say() { if [ -t 1 ]; then printf '\n\033[1m$ %s\033[0m\n' "$*"; else printf '\n$ %s\n' "$*"; fi; }
 run() { say "$@"; "$@"; }
 
 say cargo build --release --package weighbridge

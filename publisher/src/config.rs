@@ -7,6 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use weighbridge_schemas::limits;
+use weighbridge_snapshots::root::check_location;
 
 use crate::error::{Failure, Result};
 
@@ -55,6 +56,9 @@ impl Config {
                 error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
             Failure::usage(format!("line {line}: {}", error.message()))
         })?;
+        if let Some(store) = &config.store {
+            check_location(store).map_err(|error| Failure::usage(format!("store: {error}")))?;
+        }
         if let Some(memory) = &config.memory {
             check_memory(memory).map_err(|why| Failure::usage(format!("memory: {why}")))?;
         }
@@ -107,7 +111,7 @@ pub fn check_threads(threads: usize) -> std::result::Result<usize, String> {
 /// # Errors
 /// A message for people.
 pub fn parse_bytes(text: &str) -> std::result::Result<u64, String> {
-    let bad = || format!("{text:?} is no size; write it like 512MiB");
+    let bad = || format!("{text:?} is no size; write it like 512MiB (KiB, MiB or GiB)");
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit: u64 = match text.get(digits.len()..).unwrap_or_default().trim() {
         "" | "B" => 1,
@@ -138,7 +142,7 @@ mod tests {
         assert_eq!(Config::parse("store = 'x'\nthreads = 2").unwrap().threads, Some(2));
         let error = Config::parse("store = 'x'\nstoer = 'y'").unwrap_err();
         assert!(error.message.contains("line 2") && error.message.contains("stoer"), "{error}");
-        for text in ["memory = 'lots'", "memory = '1MiB'", "threads = 0"] {
+        for text in ["store = 's3://x'", "memory = 'lots'", "memory = '1MiB'", "threads = 0"] {
             assert!(Config::parse(text).is_err(), "{text}");
         }
         assert!(!error.message.contains('\n'));

@@ -149,7 +149,8 @@ pub struct ChannelPolicy {
     /// The channel's name.
     #[serde(default = "prod")]
     pub name: ChannelName,
-    /// Whether a waiting older step gives way to a newer one that is queued behind it.
+    /// Whether a waiting older step gives way to a newer one that is queued behind it. It concerns queued publishes
+    /// alone, and changes nothing where a checkpoint is published at once.
     #[serde(default = "yes")]
     pub latest_wins: bool,
     /// Whether another training run may take the channel by publishing.
@@ -183,7 +184,7 @@ const fn yes() -> bool {
     true
 }
 
-/// What `gc` keeps.
+/// What `gc` keeps. Without garbage collection everything is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Retention {
@@ -361,8 +362,10 @@ fn check_template(template: &str, wildcards: usize) -> Result<(), DocumentError>
     for behind in template.split('$').skip(1) {
         let digit = behind.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0);
         if digit == 0 || digit as usize > wildcards {
-            let why =
-                format!("rename: '$' is followed by 1 to {wildcards}, the number of a wildcard in match");
+            let why = match wildcards {
+                0 => "rename: '$' stands for a wildcard, and match has none".to_owned(),
+                _ => format!("rename: '$' is followed by a wildcard's number; match has {wildcards}"),
+            };
             return Err(DocumentError::malformed(DOCUMENT, why));
         }
     }

@@ -57,6 +57,20 @@ pub struct Operation {
     pub when: Timestamp,
 }
 
+/// What an append came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Appended<E> {
+    /// The operation's entry stands in the log.
+    Stands(ChannelEntry),
+    /// There is nothing to append.
+    Declined {
+        /// Why not.
+        why: E,
+        /// The entry that rules; `None` for a channel without entries.
+        latest: Option<ChannelEntry>,
+    },
+}
+
 impl<'a> Channel<'a> {
     /// The channel `name` of `model`.
     #[must_use]
@@ -147,7 +161,7 @@ impl<'a> Channel<'a> {
         StoreError::new(Class::Integrity, key, "the entry is missing from the channel's log")
     }
 
-    /// Appends what `decide` makes of the latest entry, until it stands or `decide` gives `Err`. Running the same
+    /// Appends what `decide` makes of the latest entry, until it stands or `decide` declines. Running the same
     /// operation again finds its own entry.
     ///
     /// # Errors
@@ -156,16 +170,16 @@ impl<'a> Channel<'a> {
         &self,
         operation: &Operation,
         decide: impl Fn(Option<&ChannelEntry>) -> std::result::Result<Move, E>,
-    ) -> Result<std::result::Result<ChannelEntry, E>> {
+    ) -> Result<Appended<E>> {
         let id = entry_id(&operation.id, self.name);
         for _ in 0..ATTEMPTS {
             let latest = self.latest().await?;
             if let Some(own) = latest.as_ref().filter(|latest| latest.id == id) {
-                return Ok(Ok(own.clone()));
+                return Ok(Appended::Stands(own.clone()));
             }
             let wanted = match decide(latest.as_ref()) {
                 Ok(wanted) => wanted,
-                Err(refusal) => return Ok(Err(refusal)),
+                Err(why) => return Ok(Appended::Declined { why, latest }),
             };
             let entry = ChannelEntry {
                 schema: ChannelSchema::V1,
@@ -187,7 +201,7 @@ impl<'a> Channel<'a> {
                 .map_err(|error| StoreError::new(Class::Refused, &key, error.to_string()))?;
             if self.root.put_if_absent(&key, Bytes::from(bytes)).await? == Put::Written {
                 self.leave_hint(entry.sequence).await;
-                return Ok(Ok(entry));
+                return Ok(Appended::Stands(entry));
             }
         }
         let why = format!("others moved the channel {ATTEMPTS} times meanwhile; run it again");
@@ -213,6 +227,14 @@ mod tests {
         Operation { id: id.into(), who: "test".into(), when: Timestamp::from_nanoseconds(0) }
     }
 
+    async fn append(channel: &Channel<'_>, id: &str, step: u64) -> ChannelEntry {
+        let appended = channel.append(&operation(id), |_| Ok::<_, Infallible>(to(step))).await.unwrap();
+        match appended {
+            Appended::Stands(entry) => entry,
+            Appended::Declined { why, .. } => match why {},
+        }
+    }
+
     fn to(step: u64) -> Move {
         Move {
             snapshot: SnapshotId::of(&step.to_le_bytes()),
@@ -232,11 +254,7 @@ mod tests {
             tokio::spawn(async move {
                 let (model, name) = ("m".parse().unwrap(), "prod".parse().unwrap());
                 let channel = Channel::new(&root, &model, &name);
-                channel
-                    .append(&operation(&n.to_string()), |_| Ok::<_, Infallible>(to(n)))
-                    .await
-                    .unwrap()
-                    .unwrap()
+                append(&channel, &n.to_string(), n).await
             })
         });
         let mut sequences = Vec::new();
@@ -259,11 +277,10 @@ mod tests {
         let (model, name) = ("m".parse().unwrap(), "prod".parse().unwrap());
         let channel = Channel::new(&root, &model, &name);
         assert_eq!(channel.latest().await.unwrap(), None);
-        let decide = |_: Option<&ChannelEntry>| Ok::<_, Infallible>(to(1));
-        let first = channel.append(&operation("a"), decide).await.unwrap().unwrap();
-        let again = channel.append(&operation("a"), decide).await.unwrap().unwrap();
+        let first = append(&channel, "a", 1).await;
+        let again = append(&channel, "a", 1).await;
         assert_eq!(first, again);
-        let second = channel.append(&operation("b"), decide).await.unwrap().unwrap();
+        let second = append(&channel, "b", 1).await;
         for hint in ["1", "2", "99", "x", ""] {
             let key = layout::channel_hint(&model, &name);
             root.put_advice(&key, Bytes::from(hint)).await.unwrap();

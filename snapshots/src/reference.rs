@@ -16,7 +16,7 @@ use crate::manifest;
 use crate::root::Root;
 
 /// The fewest digits of a snapshot's id that may stand for it.
-const PREFIX_DIGITS: usize = 6;
+pub const PREFIX_DIGITS: usize = 6;
 
 /// A snapshot by model and channel, id, or the first digits of an id. What looks like a channel's name and like
 /// digits of an id is looked up as a channel first.
@@ -93,6 +93,9 @@ impl Reference {
                 ));
             }
         }
+        if let Some(found) = by_bare_prefix(text, root).await? {
+            return Ok(found);
+        }
         let reference: Self = text.parse().map_err(|error: DocumentError| {
             StoreError::new(Class::BadLocation, shorten(text), error.to_string())
         })?;
@@ -123,12 +126,32 @@ impl Reference {
         } else {
             format!(
                 "model {model} has no channel or snapshot of that name; its channels: {}; \
-                 `weighbridge snapshots {model}` lists its {snapshots} snapshots",
+                 `weighbridge snapshots {model}` lists its snapshots ({snapshots}), whose ids may be shortened to \
+                 {PREFIX_DIGITS} digits",
                 listed(&channels)
             )
         };
-        StoreError::new(Class::NotFound, shorten(at), why)
+        let object = if self.at.is_some() { self.to_string() } else { format!("{model}@{at}") };
+        StoreError::new(Class::NotFound, object, why)
     }
+}
+
+/// The one snapshot, of whatever model, whose id begins with `text`; `None` where `text` is a model's name, or no such
+/// digits, or names none or several.
+async fn by_bare_prefix(text: &str, root: &Root) -> Result<Option<(ModelName, SnapshotId)>> {
+    let models = catalog::models(root).await?;
+    let digits = text.len() >= PREFIX_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !digits || models.iter().any(|model| model.as_str() == text) {
+        return Ok(None);
+    }
+    let mut found = Vec::new();
+    for model in models {
+        let ids = catalog::snapshots(root, &model).await?;
+        found.extend(
+            ids.into_iter().filter(|id| id.to_string().starts_with(text)).map(|id| (model.clone(), id)),
+        );
+    }
+    Ok(if found.len() == 1 { found.pop() } else { None })
 }
 
 /// A channel's snapshot is in the store and is what the entry says: else something was deleted or altered.

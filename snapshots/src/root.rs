@@ -43,7 +43,12 @@ impl Root {
         let path = local_path(location)?;
         let shown = path.display();
         if absent == Absent::Create {
-            std::fs::create_dir_all(&path).map_err(|error| StoreError::io(&shown, &error))?;
+            std::fs::create_dir_all(&path).map_err(|error| match StoreError::io(&shown, &error) {
+                failed if failed.class() == Class::NotFound => {
+                    StoreError::new(Class::Unreachable, &shown, format!("it cannot be made: {error}"))
+                }
+                failed => failed,
+            })?;
         }
         if !path.is_dir() {
             let why = "there is no store here; publish into it first, or name another with --store";
@@ -115,6 +120,14 @@ impl Root {
             Err(error) => Err(StoreError::store(key, &error)),
         }
     }
+}
+
+/// Checks that `location` can name a store, without looking for one.
+///
+/// # Errors
+/// [`Class::BadLocation`].
+pub fn check_location(location: &str) -> Result<()> {
+    local_path(location).map(drop)
 }
 
 fn local_path(location: &str) -> Result<PathBuf> {

@@ -251,6 +251,7 @@ fn the_command_line_is_what_the_reference_says() {
         &["hold"],
         &["release"],
         &["verify"],
+        &["config"],
         &["config", "check"],
         &["config", "default-policy"],
         &["completions"],

@@ -45,7 +45,7 @@ fn non_finite_values_quarantine_the_snapshot_unless_they_are_allowed() {
     assert_eq!(report["gates"][0]["findings"][0]["rows"], json!([20, 40]));
     let listed = store.run(["snapshots", "m"]).succeeded();
     assert_eq!(listed["snapshots"][1]["gates"], "rejected");
-    assert_eq!(store.run(["promote", &format!("m@{id}")]).failed(1), "refused");
+    assert_eq!(store.run(["promote", &format!("m@{id}")]).failed(3), "rejected_by_gate");
 
     let policy = store.policy(
         "[[rule]]\nmatch = '**.embedding_bags.*.weight'\nencode = 'int8'\n[gates]\nnon_finite = 'allow'",

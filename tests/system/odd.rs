@@ -148,7 +148,7 @@ fn the_verdict_of_the_last_publish_rules() {
     assert_eq!(gates(), "passed");
     publish(&strict).failed(3);
     assert_eq!(gates(), "rejected");
-    assert_eq!(store.run(["promote", &format!("m@{id}")]).failed(1), "refused");
+    assert_eq!(store.run(["promote", &format!("m@{id}")]).failed(3), "rejected_by_gate");
     publish(&lenient).succeeded();
     assert_eq!(gates(), "passed");
     store.run(["promote", &format!("m@{id}")]).succeeded();

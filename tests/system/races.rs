@@ -66,6 +66,10 @@ fn operators_at_once_leave_a_dense_log() {
         wait(child).succeeded();
     }
     let log = store.run(["channels", "log", "m"]).succeeded();
-    assert_eq!(log["entries"].as_array().unwrap().len(), 9);
+    let reasons: Vec<_> = log["entries"].as_array().unwrap().iter().map(|entry| &entry["reason"]).collect();
+    assert!(
+        reasons.windows(2).all(|pair| pair[0] != pair[1]),
+        "what is so already gets no entry: {reasons:?}"
+    );
     store.run(["verify"]).succeeded();
 }

@@ -77,7 +77,7 @@ fn is_dcp(name: &str) -> bool {
 /// A folder in which there is nothing to read.
 pub(crate) fn no_checkpoint(names: &[String]) -> ReadError {
     if names.is_empty() {
-        return unsupported("the folder is empty: there is no file in it");
+        return unsupported("the folder is empty: there is no file directly in it");
     }
     let held = format!("the folder holds no checkpoint that can be read, only {}", index::list(names));
     let is_torch =

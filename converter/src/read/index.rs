@@ -171,6 +171,33 @@ fn can_be_a_name(name: &str) -> bool {
     name.len() < 4096 && name.split('/').all(|part| part.len() < 256)
 }
 
+/// The first file that is missing among those of `names` that are numbered, such as `model-00002-of-00003.safetensors`
+/// beside the other two.
+pub(crate) fn missing_number(names: &[String]) -> Option<String> {
+    let mut groups: BTreeMap<(&str, &str), BTreeSet<u64>> = BTreeMap::new();
+    for name in names {
+        if let (Some(group), Some(number)) = (numbering(name), number(name)) {
+            groups.entry(group).or_default().insert(number);
+        }
+    }
+    groups.into_iter().find_map(|((name, total), numbers)| {
+        let last: u64 = total.parse().ok()?;
+        // A total beyond what is there is found at the first number that is missing, however large it is.
+        let missing = (1..=last).find(|number| !numbers.contains(number))?;
+        Some(format!("{name}-{missing:0width$}-of-{total}.safetensors", width = total.len()))
+    })
+}
+
+/// How many files there are of the kind that `file` is numbered as; 1 for a file without a number.
+pub(crate) fn total_of(file: &str) -> u64 {
+    numbering(file).and_then(|(_, total)| total.parse().ok()).unwrap_or(1)
+}
+
+/// The number 2 of `NAME-00002-of-00003.safetensors`.
+fn number(file: &str) -> Option<u64> {
+    file.rsplit_once("-of-")?.0.rsplit_once('-')?.1.parse().ok()
+}
+
 /// Name and total of `NAME-00001-of-00003.safetensors`.
 fn numbering(file: &str) -> Option<(&str, &str)> {
     let (rest, total) = file.strip_suffix(".safetensors")?.rsplit_once("-of-")?;

@@ -98,6 +98,12 @@ impl Listing {
 
     /// Reads every `.safetensors` file among `names`.
     fn read_all(&mut self, source: &Source, names: &[String]) -> Result<()> {
+        if let Some(missing) = index::missing_number(names) {
+            let detail = format!(
+                "the files beside it are numbered, and {missing} is not there; the copy is incomplete"
+            );
+            return Err(ReadError::new(Class::IndexMissingShard, detail).in_file(missing));
+        }
         let mut found = false;
         for name in names.iter().filter(|name| name.ends_with(".safetensors")) {
             found = true;
@@ -118,6 +124,12 @@ impl Listing {
             // How PyTorch's writer names one rank's file. Nothing in it tells what the other ranks hold.
             let detail = "it is one rank's part of a sharded save; name its folder to read the whole";
             return Err(ReadError::new(Class::UnsupportedFormat, detail).in_file(file.name()));
+        }
+        let total = index::total_of(file.name());
+        if label.is_empty() && total > 1 {
+            self.notes.push(format!(
+                "the file is one of {total}; name its folder, or its index, to read all of them"
+            ));
         }
         header.entries.into_iter().try_for_each(|entry| {
             let start = start(&entry, sharding.as_ref()).map_err(|error| error.in_file(file.name()))?;
@@ -556,6 +568,24 @@ mod tests {
             &[0; 4],
         );
         assert_eq!(class(&first, &other), Class::DcpChunkMismatch);
+    }
+
+    #[test]
+    fn a_number_that_is_missing_is_missed() {
+        let file = |fill: u8, name: &str| shard(fill, &[(name, [2, 2])], None);
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: Vec<u8>| fs::write(folder.path().join(name), bytes).unwrap();
+        write("m-00001-of-00003.safetensors", file(1, "a"));
+        write("m-00003-of-00003.safetensors", file(3, "c"));
+        let error = open(Source::open(folder.path()).unwrap()).unwrap_err();
+        assert_eq!(error.class(), Class::IndexMissingShard);
+        assert_eq!(error.file(), Some("m-00002-of-00003.safetensors"));
+        let alone = open(Source::open(&folder.path().join("m-00003-of-00003.safetensors")).unwrap()).unwrap();
+        assert!(alone.notes[0].contains("one of 3"), "{:?}", alone.notes);
+        write("m-00002-of-00003.safetensors", file(2, "b"));
+        assert_eq!(open(Source::open(folder.path()).unwrap()).unwrap().tensors.len(), 3);
+        write("x-1-of-99999999999999999999.safetensors", file(2, "d"));
+        assert_eq!(open(Source::open(folder.path()).unwrap()).unwrap().tensors.len(), 4);
     }
 
     #[test]

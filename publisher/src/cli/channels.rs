@@ -86,12 +86,17 @@ fn show(context: &Context, what: &str, entries: &[(ModelName, ChannelName, Chann
                     entry.reason.as_str().to_owned(),
                     if entry.reason.holds() { "held" } else { "" }.to_owned(),
                     plain(&entry.who),
-                    entry.when.to_string(),
+                    seconds(&entry.when.to_string()),
                 ]
             })
             .collect();
         table(&["channel", "sequence", "snapshot", "run", "step", "reason", "hold", "who", "when"], &rows)
     });
+}
+
+/// A time stamp without its fraction of a second.
+fn seconds(time: &str) -> String {
+    time.split_once('.').map_or_else(|| time.to_owned(), |(whole, _)| format!("{whole}Z"))
 }
 
 /// An entry with its model, its channel, and whether the channel is held by it.

@@ -68,6 +68,11 @@ fn check_file(path: &Path) -> Result<&'static str> {
         read_policy(Some(path))?;
         return Ok("policy");
     }
-    Config::parse(&text).map_err(|failure| failure.while_doing(path.display()))?;
+    Config::parse(&text).map_err(|mut failure| {
+        if text.contains("[[rule]]") {
+            failure.message.push_str("; a policy begins with schema = \"weighbridge.policy/v1\"");
+        }
+        failure.while_doing(path.display())
+    })?;
     Ok("configuration")
 }

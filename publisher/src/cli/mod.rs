@@ -42,7 +42,7 @@ use output::Output;
 /// `publish` reads a checkpoint, quantizes its embedding tables, validates the result and stores an immutable,
 /// content-addressed snapshot; then a channel moves to it. `fetch` brings a snapshot out, verified to the last byte.
 #[derive(Debug, Parser)]
-#[command(name = "weighbridge", version, propagate_version = true, arg_required_else_help = true)]
+#[command(name = "weighbridge", version, arg_required_else_help = true)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 rejected by a gate, 4 bad or unsupported checkpoint,\n\
     5 store unreachable or read-only, 6 not found, 7 integrity failure, 130 interrupted.\n\n\
@@ -145,10 +145,10 @@ impl Context {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Budget")]
 pub struct BudgetOptions {
-    /// Memory that the process may use, such as 512MiB [default: 512MiB].
+    /// Memory that the process may use, from 128MiB on [default: 512MiB].
     #[arg(long, env = "WEIGHBRIDGE_MEMORY", value_name = "SIZE")]
     memory: Option<String>,
-    /// Threads that read and encode [default: all cores].
+    /// Threads that work beside each other [default: all cores].
     #[arg(long, env = "WEIGHBRIDGE_THREADS", value_name = "N")]
     threads: Option<String>,
 }
@@ -266,7 +266,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Release(release) => release.run(context).await?,
         Command::Verify(verify) => return verify.run(context).await,
         Command::Config(command) => command.run(context)?,
-        Command::Completions(completions) => completions.run(),
+        Command::Completions(completions) => completions.run(context),
         Command::Version => version::run(context),
     }
     Ok(ExitCode::SUCCESS)

@@ -1,21 +1,25 @@
 //! `promote`, `rollback`, `hold`, `release`: an operator moves a channel, or keeps it.
 
+use std::convert::Infallible;
+
 use clap::Args;
 
 use weighbridge_schemas::channel::{ChannelEntry, Reason};
+use weighbridge_schemas::error::Kind;
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
 use weighbridge_schemas::report::Outcome;
 use weighbridge_schemas::time::Timestamp;
-use weighbridge_snapshots::channel::{Channel, Move};
+use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::manifest;
 use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::output::short;
+use super::publish::REJECTED;
 use super::{Context, channels, default_channel};
-use crate::error::{Failure, Result};
+use crate::error::{Exit, Failure, Result};
 
 /// The channel that is meant.
 #[derive(Debug, Args)]
@@ -62,7 +66,8 @@ impl Target {
 /// Move a channel to a snapshot; a hold ends.
 #[derive(Debug, Args)]
 pub(super) struct Promote {
-    /// MODEL@SNAPSHOT, or MODEL@CHANNEL to take what another channel points at; or a snapshot's id.
+    /// What to move it to: MODEL@SNAPSHOT, or MODEL@CHANNEL for what another channel points at (`promote dlrm@canary
+    /// --channel prod`), or a snapshot's id.
     #[arg(value_name = "MODEL@SNAPSHOT")]
     reference: String,
     /// The channel to move.
@@ -78,7 +83,7 @@ impl Promote {
         let root = context.root(Absent::Refuse)?;
         let (model, id) = Reference::locate(&self.reference, &root, &self.channel).await?;
         let wanted = wanted(&root, &model, id, Reason::Promote, self.force).await?;
-        append(context, &root, &model, &self.channel, |_| wanted.clone()).await
+        append(context, &root, &model, &self.channel, wanted).await
     }
 }
 
@@ -105,7 +110,7 @@ impl Rollback {
             None => before(&root, &model, &name, &latest).await?,
         };
         let wanted = wanted(&root, &model, id, Reason::Rollback, false).await?;
-        append(context, &root, &model, &name, |_| wanted.clone()).await
+        append(context, &root, &model, &name, wanted).await
     }
 }
 
@@ -135,26 +140,39 @@ impl Release {
     }
 }
 
-/// An entry that changes whether the channel is held, and nothing else.
+/// An entry that changes whether the channel is held, and nothing else; none where it is so already.
 async fn stay(context: &Context, target: &Target, reason: Reason) -> Result<()> {
     let root = context.root(Absent::Refuse)?;
     let (model, name) = target.parse()?;
     let first = target.latest(&root, &model, &name).await?;
-    append(context, &root, &model, &name, |latest| {
+    let decide = |latest: Option<&ChannelEntry>| {
         let latest = latest.unwrap_or(&first);
-        Move {
+        if latest.reason.holds() == reason.holds() {
+            return Err(());
+        }
+        Ok(Move {
             snapshot: latest.snapshot,
             run: latest.run.clone(),
             step: latest.step,
             created_at: latest.created_at,
             reason,
+        })
+    };
+    match Channel::new(&root, &model, &name).append(&context.operation()?, decide).await? {
+        Appended::Stands(entry) => tell(context, &model, &name, &entry),
+        Appended::Declined { latest, .. } => {
+            let latest = latest.unwrap_or(first);
+            context.output.done(&channels::document(&model, &name, &latest), || {
+                let state = if latest.reason.holds() { "held already" } else { "not held" };
+                format!("{}: {model}@{name} was {state}; nothing is changed\n", reason.as_str())
+            });
         }
-    })
-    .await
+    }
+    Ok(())
 }
 
 /// Where the channel pointed before it was first moved to where it points now: so that a second rollback goes a step
-/// further back, and not forward again to what the first one left.
+/// further back, and not forward again to what the first one left. Snapshots that a gate has rejected are passed over.
 async fn before(
     root: &Root,
     model: &ModelName,
@@ -163,22 +181,30 @@ async fn before(
 ) -> Result<SnapshotId> {
     let log = Channel::new(root, model, name).log(usize::MAX).await?;
     let forward = |entry: &ChannelEntry| matches!(entry.reason, Reason::Publish | Reason::Promote);
-    let mut older = log.iter().skip_while(|entry| entry.snapshot != latest.snapshot || !forward(entry));
-    let other = older.find(|entry| entry.snapshot != latest.snapshot && forward(entry));
-    other.map(|entry| entry.snapshot).ok_or_else(|| {
-        let why = "the channel's log knows no snapshot before the present one; name one with --to";
-        StoreError::new(Class::NotFound, format!("{model}@{name}"), why).into()
-    })
+    let older = log.iter().skip_while(|entry| entry.snapshot != latest.snapshot || !forward(entry));
+    for entry in older.filter(|entry| entry.snapshot != latest.snapshot && forward(entry)) {
+        if manifest::report(root, model, &entry.snapshot).await?.0.outcome != Outcome::Rejected {
+            return Ok(entry.snapshot);
+        }
+    }
+    let why = "the channel's log knows no good snapshot before the present one; name one with --to";
+    Err(StoreError::new(Class::NotFound, format!("{model}@{name}"), why).into())
 }
 
 /// What a move to snapshot `id` puts on the channel. The snapshot has to be there, and not quarantined.
 async fn wanted(root: &Root, model: &ModelName, id: SnapshotId, reason: Reason, force: bool) -> Result<Move> {
     let found = manifest::get(root, model, &id).await?;
-    let rejected = manifest::report(root, model, &id).await?.0.outcome == Outcome::Rejected;
-    if rejected && !force {
-        let why =
-            format!("a gate rejected the snapshot: see `weighbridge report {model}@{id}`; promote --force");
-        return Err(StoreError::new(Class::Refused, short(&id), why).into());
+    let (report, _) = manifest::report(root, model, &id).await?;
+    if report.outcome == Outcome::Rejected && !force {
+        let gates = report.gates.iter().filter(|gate| gate.outcome == Outcome::Rejected);
+        let gates: Vec<_> = gates.map(|gate| gate.gate.as_str()).collect();
+        let message = format!(
+            "gate {} rejected snapshot {}; `weighbridge report {model}@{id}` tells why; \
+             `weighbridge promote {model}@{id} --force` moves the channel all the same",
+            gates.join(", "),
+            short(&id),
+        );
+        return Err(Failure { kind: Kind::Permanent, class: REJECTED, message, exit: Exit::Rejected });
     }
     Ok(Move {
         snapshot: id,
@@ -205,14 +231,24 @@ async fn append(
     root: &Root,
     model: &ModelName,
     name: &ChannelName,
-    wanted: impl Fn(Option<&ChannelEntry>) -> Move,
+    wanted: Move,
 ) -> Result<()> {
     let channel = Channel::new(root, model, name);
-    let decide = |latest: Option<&ChannelEntry>| Ok::<_, std::convert::Infallible>(wanted(latest));
-    let appended = channel.append(&context.operation()?, decide).await?;
-    let Ok(entry) = appended;
-    context.output.done(&channels::document(model, name, &entry), || {
-        let held = if entry.reason.holds() { ", and is held there" } else { "" };
+    let appended = channel.append(&context.operation()?, |_| Ok::<_, Infallible>(wanted.clone())).await?;
+    match appended {
+        Appended::Stands(entry) => tell(context, model, name, &entry),
+        Appended::Declined { why, .. } => match why {},
+    }
+    Ok(())
+}
+
+fn tell(context: &Context, model: &ModelName, name: &ChannelName, entry: &ChannelEntry) {
+    context.output.done(&channels::document(model, name, entry), || {
+        let held = if entry.reason.holds() {
+            ", and is held there: publishes do not move it until `weighbridge release` or `promote`"
+        } else {
+            ""
+        };
         format!(
             "{}: {model}@{name} points at {} (step {}){held}\n",
             entry.reason.as_str(),
@@ -220,5 +256,4 @@ async fn append(
             entry.step
         )
     });
-    Ok(())
 }

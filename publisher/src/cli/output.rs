@@ -75,7 +75,7 @@ pub(super) fn lost() -> bool {
 }
 
 /// Writes to standard output. A reader that has gone away (`weighbridge ... | head`) is no failure; a full disk is.
-pub(super) fn print(text: &str) {
+fn print(text: &str) {
     let mut stdout = io::stdout();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -86,7 +86,7 @@ pub(super) fn print(text: &str) {
     }
 }
 
-/// A table: columns as wide as their widest cell, numbers (cells that begin with a digit) to the right.
+/// A table: columns as wide as their widest cell, numbers to the right.
 pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let length = |cell: &str| cell.chars().count();
     let mut widths: Vec<usize> = heading.iter().map(|cell| length(cell)).collect();
@@ -97,14 +97,8 @@ pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     }
     let numeric: Vec<bool> = (0..heading.len())
         .map(|column| {
-            let mut cells =
-                rows.iter().filter_map(|row| row.get(column)).filter(|cell| !cell.is_empty()).peekable();
-            cells.peek().is_some()
-                && cells.all(|cell| {
-                    cell.len() < 24
-                        && cell.starts_with(|c: char| c.is_ascii_digit() || c == '-')
-                        && cell != "-"
-                })
+            let mut cells = rows.iter().filter_map(|row| row.get(column)).peekable();
+            cells.peek().is_some() && cells.all(|cell| is_number(cell))
         })
         .collect();
     let line = |cells: Vec<&str>| {
@@ -122,6 +116,23 @@ pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
         text.push_str(&line(row.iter().take(heading.len()).map(String::as_str).collect()));
     }
     text
+}
+
+/// A number, with or without a unit behind it, or a dash for none.
+fn is_number(cell: &str) -> bool {
+    let (number, unit) = cell.split_once(' ').unwrap_or((cell, ""));
+    cell == "-" || (number.parse::<f64>().is_ok() && unit.chars().all(char::is_alphabetic))
+}
+
+/// `1 snapshot`, `2 snapshots`.
+pub(super) fn count(number: u64, what: &str) -> String {
+    if number == 1 {
+        return format!("1 {what}");
+    }
+    match what.strip_suffix('y') {
+        Some(stem) => format!("{number} {stem}ies"),
+        None => format!("{number} {what}s"),
+    }
 }
 
 /// Control characters, which a name from outside may not bring to a terminal, as escapes.

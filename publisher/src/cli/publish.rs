@@ -24,11 +24,19 @@ use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
 use crate::job::{self, Outcome, Published, Request};
 
+/// The class of a failure that a gate's no is.
+pub(super) const REJECTED: &str = "rejected_by_gate";
+/// How many encoded tensors are shown to people.
+const TENSORS_SHOWN: usize = 20;
+
 /// Publish a checkpoint here and now, and move a channel to it.
 ///
 /// Without --policy the default is used: optimizer state is dropped, embedding tables become int8, all else is kept.
 /// Publishing the same checkpoint with the same rules again gives the same snapshot and stores nothing new, so a
 /// publish that was interrupted is finished by running it again.
+///
+/// A publish that leaves the channel where it is because a newer step is there (`superseded`), or because an operator
+/// holds it (`held`), has done its work and exits with 0; the document and the last lines say so.
 #[derive(Debug, Args)]
 pub(super) struct Publish {
     /// The checkpoint: a folder, or one file. Its format is told by content.
@@ -41,12 +49,12 @@ pub(super) struct Publish {
     #[arg(long, default_value = "default")]
     run: String,
     /// The training step.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true, value_parser = step)]
     step: u64,
     /// The channel to move [default: the policy's, which is prod].
     #[arg(long, value_name = "NAME")]
     channel: Option<String>,
-    /// The policy: a TOML file.
+    /// The policy: a TOML file. It replaces the default as a whole: what matches none of its rules is kept.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
     /// The checkpoint's format.
@@ -54,6 +62,10 @@ pub(super) struct Publish {
     format: FormatOption,
     #[command(flatten)]
     budget: BudgetOptions,
+}
+
+fn step(text: &str) -> std::result::Result<u64, String> {
+    text.parse().map_err(|_| "a step is a whole number from 0 on".to_owned())
 }
 
 /// A checkpoint's format, or that it is to be found out.
@@ -92,8 +104,12 @@ impl Publish {
         Ok(tell(context, &request, &published, started.elapsed()))
     }
 
-    fn failed(&self, failure: Failure) -> Failure {
-        failure.while_doing(format!("publishing {}", self.checkpoint.display()))
+    fn failed(&self, mut failure: Failure) -> Failure {
+        let checkpoint = self.checkpoint.display().to_string();
+        if let Some(why) = failure.message.strip_prefix(&format!("{checkpoint}: ")) {
+            failure.message = why.to_owned();
+        }
+        failure.while_doing(format!("publishing {checkpoint}"))
     }
 
     fn request(&self, context: &Context) -> Result<Request> {
@@ -126,7 +142,7 @@ pub(super) fn read_policy(path: Option<&Path>) -> Result<Policy> {
 
 fn tell(context: &Context, request: &Request, published: &Published, took: Duration) -> ExitCode {
     let mut document = document(request, published, took);
-    let rejected = rejection(published);
+    let rejected = rejection(request, published);
     if let Some(failure) = &rejected {
         document["error"] = error_object(failure);
     }
@@ -155,13 +171,14 @@ fn document(request: &Request, published: &Published, took: Duration) -> Value {
         "bytes_read": published.bytes_read,
         "bytes_stored": published.bytes_stored,
         "bytes_reused": published.bytes_reused,
+        "gates": report.gates,
         "seconds": took.as_secs_f64(),
         "notes": report.notes,
     })
 }
 
 /// The failure of a snapshot that a gate rejected: each tensor, its rows, the figure.
-fn rejection(published: &Published) -> Option<Failure> {
+fn rejection(request: &Request, published: &Published) -> Option<Failure> {
     let report = &published.report;
     let rejecting = report.gates.iter().filter(|gate| gate.outcome == Gated::Rejected);
     let findings: Vec<_> = rejecting
@@ -173,16 +190,27 @@ fn rejection(published: &Published) -> Option<Failure> {
     let first = findings.first()?;
     let more = match findings.len() - 1 {
         0 => String::new(),
-        more => format!("; and {more} more findings"),
+        more => format!("; and {more} more in the report"),
     };
-    let id = published.snapshot;
+    let (id, model) = (published.snapshot, &report.model);
     let message = format!(
-        "snapshot {} is quarantined: {first}{more}; the channel stays where it was; `weighbridge report {}@{id}` \
-         tells all; mend the checkpoint, or change [gates] in the policy",
+        "snapshot {} is quarantined: {first}{more}; {}; `weighbridge report {model}@{id}` tells all; mend the \
+         checkpoint, or change [gates] in the policy",
         short(&id),
-        report.model,
+        left_where_it_was(request, published),
     );
-    Some(Failure { kind: Kind::Permanent, class: "rejected_by_gate", message, exit: Exit::Rejected })
+    Some(Failure { kind: Kind::Permanent, class: REJECTED, message, exit: Exit::Rejected })
+}
+
+/// What a quarantine means for the channel. An earlier publish under other gates may have put this very snapshot on it.
+fn left_where_it_was(request: &Request, published: &Published) -> String {
+    let channel = &request.channel;
+    if published.ruling.as_ref().is_some_and(|ruling| ruling.snapshot == published.snapshot) {
+        return format!(
+            "channel {channel} points at this very snapshot since an earlier publish; `weighbridge rollback` moves it"
+        );
+    }
+    format!("channel {channel} stays where it was")
 }
 
 fn text(request: &Request, published: &Published, took: Duration) -> String {
@@ -201,7 +229,8 @@ fn text(request: &Request, published: &Published, took: Duration) -> String {
             bytes(encoded)
         ),
     );
-    for tensor in report.tensors.iter().filter(|tensor| tensor.relative_rms_error.is_some()).take(20) {
+    let encoded_tensors = || report.tensors.iter().filter(|tensor| tensor.relative_rms_error.is_some());
+    for tensor in encoded_tensors().take(TENSORS_SHOWN) {
         line(
             "",
             format!(
@@ -211,6 +240,16 @@ fn text(request: &Request, published: &Published, took: Duration) -> String {
                 tensor.source_dtype.as_str(),
                 tensor.encoding.as_str(),
                 tensor.relative_rms_error.unwrap_or_default()
+            ),
+        );
+    }
+    let more = encoded_tensors().count().saturating_sub(TENSORS_SHOWN);
+    if more > 0 {
+        line(
+            "",
+            format!(
+                "and {more} more; `weighbridge report {}@{}` shows all",
+                report.model, published.snapshot
             ),
         );
     }
@@ -225,23 +264,26 @@ fn text(request: &Request, published: &Published, took: Duration) -> String {
         "store",
         format!("{} new, {} there already", bytes(published.bytes_stored), bytes(published.bytes_reused)),
     );
-    line("outcome", outcome(request, published.outcome));
+    line("outcome", outcome(request, published));
     line("took", format!("{:.2} s", took.as_secs_f64()));
     text
 }
 
-fn outcome(request: &Request, outcome: Outcome) -> String {
-    let (name, channel) = (outcome.as_str(), &request.channel);
-    match outcome {
+fn outcome(request: &Request, published: &Published) -> String {
+    let (name, channel) = (published.outcome.as_str(), &request.channel);
+    match published.outcome {
         Outcome::Published => format!("{name}: channel {channel} points at it now"),
         Outcome::Unchanged => format!("{name}: channel {channel} pointed at it already"),
-        Outcome::Superseded => format!(
-            "{name}: channel {channel} keeps a newer step, or another run's; \
-             `weighbridge promote` moves it all the same"
-        ),
+        Outcome::Superseded => {
+            let keeps = published.ruling.as_ref().map_or_else(
+                || "something newer".to_owned(),
+                |ruling| format!("step {} of run {}", ruling.step, ruling.run),
+            );
+            format!("{name}: channel {channel} keeps {keeps}; `weighbridge promote` moves it all the same")
+        }
         Outcome::Held => {
             format!("{name}: an operator holds channel {channel}; `weighbridge release` ends that")
         }
-        Outcome::Quarantined => format!("{name}: channel {channel} stays where it was"),
+        Outcome::Quarantined => format!("{name}: {}", left_where_it_was(request, published)),
     }
 }

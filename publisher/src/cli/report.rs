@@ -8,7 +8,7 @@ use weighbridge_snapshots::manifest;
 use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::Absent;
 
-use super::output::{bytes, plain, table};
+use super::output::{bytes, count, plain, table};
 use super::{Context, default_channel};
 use crate::error::Result;
 
@@ -64,10 +64,12 @@ fn text(report: &Report, older: u64) -> String {
         text.push_str(&format!("note: {}\n", plain(note)));
     }
     if !report.dropped.is_empty() {
-        text.push_str(&format!("{} tensors dropped by the policy\n", report.dropped.len()));
+        let dropped = count(report.dropped.len() as u64, "tensor");
+        text.push_str(&format!("{dropped} dropped by the policy\n"));
     }
     if older > 0 {
-        text.push_str(&format!("{older} older reports of this snapshot, under other gates, are kept\n"));
+        let older = count(older, "older report");
+        text.push_str(&format!("{older} of this snapshot, under other gates, kept beside this one\n"));
     }
     text.push_str(&format!("snapshot {}: {}\n", report.snapshot, report.outcome.as_str()));
     text

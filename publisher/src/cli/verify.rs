@@ -13,7 +13,7 @@ use weighbridge_snapshots::root::{Absent, Root};
 use weighbridge_snapshots::verify::{self, Verified};
 
 use super::bar::Bar;
-use super::output::{bytes, error_object};
+use super::output::{bytes, count, error_object};
 use super::snapshots::models;
 use super::{Context, default_channel};
 use crate::error::{Exit, Failure, Result};
@@ -72,10 +72,10 @@ fn tell(context: &Context, verified: &Verified) -> ExitCode {
         "problems": problems,
     });
     let summary = format!(
-        "checked {} snapshots, {} channel entries, {} chunks ({})",
-        verified.snapshots,
-        verified.entries,
-        verified.chunks,
+        "checked {}, {}, {} ({})",
+        count(verified.snapshots, "snapshot"),
+        count(verified.entries, "channel entry"),
+        count(verified.chunks, "chunk"),
         bytes(verified.bytes)
     );
     let Some(first) = verified.problems.first() else {
@@ -84,20 +84,18 @@ fn tell(context: &Context, verified: &Verified) -> ExitCode {
     };
     let more = match verified.problems.len() - 1 {
         0 => String::new(),
-        more => format!("; and {more} more problems"),
+        more => format!("; and {} more", count(more as u64, "problem")),
     };
     let failure = Failure {
         kind: Kind::Permanent,
         class: "integrity",
-        message: format!(
-            "{first}{more}; publish the checkpoint again into another store, or restore the object"
-        ),
+        message: format!("{first}{more}; restore it, or move it away and publish the checkpoint again"),
         exit: Exit::Integrity,
     };
     document["error"] = error_object(&failure);
     context.output.done(&document, || {
         let lines: String = verified.problems.iter().map(|problem| format!("  {problem}\n")).collect();
-        format!("{summary}: {} problems\n{lines}", verified.problems.len())
+        format!("{summary}: {}\n{lines}", count(verified.problems.len() as u64, "problem"))
     });
     context.output.failure_line(&failure);
     ExitCode::from(failure.exit as u8)

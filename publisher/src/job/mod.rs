@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use weighbridge_converter::error::{Class, ReadError};
+use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::checkpoint::Format;
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
@@ -129,6 +130,8 @@ pub struct Published {
     pub snapshot: SnapshotId,
     /// How it ended.
     pub outcome: Outcome,
+    /// The channel's entry that rules now; `None` where the channel has none.
+    pub ruling: Option<ChannelEntry>,
     /// The checkpoint's format.
     pub format: Format,
     /// Tensor bytes read from the checkpoint.
@@ -169,8 +172,8 @@ pub async fn publish(
     tracing::info!(bytes_stored = converted.bytes_stored, bytes_reused = converted.bytes_reused, "converted");
     let report = judge::judge(request, &plan, &manifest, &statistics);
     seal::seal(root, &manifest, &report).await?;
-    let outcome = if report.outcome == Gated::Rejected {
-        Outcome::Quarantined
+    let (outcome, ruling) = if report.outcome == Gated::Rejected {
+        promote::leave(root, request).await?
     } else {
         promote::promote(root, request, &plan, report.snapshot).await?
     };
@@ -178,6 +181,7 @@ pub async fn publish(
     Ok(Published {
         snapshot: report.snapshot,
         outcome,
+        ruling,
         format: plan.checkpoint.format,
         bytes_read: plan.source_bytes(),
         bytes_stored: converted.bytes_stored,

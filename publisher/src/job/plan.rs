@@ -115,6 +115,9 @@ pub fn plan(checkpoint: Checkpoint, policy: &Policy) -> Result<Plan> {
     let mut notes = selection.notes;
     let dropped = selection.dropped;
     notes.extend(checkpoint.notes.iter().cloned());
+    if policy.retention.keep_last.is_some() {
+        notes.push("retention.keep_last is not applied in this version: nothing is ever deleted".to_owned());
+    }
     let files = files::plan(&stored);
     let pieces = pieces(&files, &tensors);
     let rules = policy.rules_digest();

@@ -1,20 +1,26 @@
 //! The channel moves to the snapshot, if it may.
 
-use weighbridge_schemas::channel::{Candidate, Decision, Reason, decide};
+use weighbridge_schemas::channel::{Candidate, ChannelEntry, Decision, Reason, decide};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::time::Timestamp;
-use weighbridge_snapshots::channel::{Channel, Move};
+use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::root::Root;
 
 use super::plan::Plan;
 use super::{Outcome, Request};
 use crate::error::Result;
 
-/// Appends a channel entry, unless the channel is held, newer, or there already.
+/// Appends a channel entry, unless the channel is held, newer, or there already; gives the outcome, and the entry that
+/// rules afterwards.
 ///
 /// # Errors
 /// As the store fails.
-pub async fn promote(root: &Root, request: &Request, plan: &Plan, snapshot: SnapshotId) -> Result<Outcome> {
+pub async fn promote(
+    root: &Root,
+    request: &Request,
+    plan: &Plan,
+    snapshot: SnapshotId,
+) -> Result<(Outcome, Option<ChannelEntry>)> {
     let channel = Channel::new(root, &request.model, &request.channel);
     let candidate = Candidate { snapshot, run: &request.run, step: request.step };
     let other_run = request.policy.channel.other_run;
@@ -32,5 +38,17 @@ pub async fn promote(root: &Root, request: &Request, plan: &Plan, snapshot: Snap
             Decision::Held => Err(Outcome::Held),
         })
         .await?;
-    Ok(appended.map_or_else(|outcome| outcome, |_| Outcome::Published))
+    Ok(match appended {
+        Appended::Stands(entry) => (Outcome::Published, Some(entry)),
+        Appended::Declined { why, latest } => (why, latest),
+    })
+}
+
+/// The channel is left where it is: a gate rejected the snapshot. Gives the entry that rules.
+///
+/// # Errors
+/// As the store fails.
+pub async fn leave(root: &Root, request: &Request) -> Result<(Outcome, Option<ChannelEntry>)> {
+    let latest = Channel::new(root, &request.model, &request.channel).latest().await?;
+    Ok((Outcome::Quarantined, latest))
 }

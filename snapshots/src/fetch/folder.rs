@@ -34,7 +34,12 @@ impl Folder {
     pub fn open(path: &Path) -> Result<Self> {
         let folder = Self { path: path.to_path_buf() };
         for made in [path.to_path_buf(), folder.versions()] {
-            fs::create_dir_all(&made).map_err(|error| StoreError::io(made.display(), &error))?;
+            fs::create_dir_all(&made).map_err(|error| match StoreError::io(made.display(), &error) {
+                failed if failed.class() == Class::NotFound => {
+                    StoreError::new(Class::Refused, made.display(), format!("it cannot be made: {error}"))
+                }
+                failed => failed,
+            })?;
         }
         let current = folder.current();
         if fs::symlink_metadata(&current).is_ok_and(|metadata| !metadata.is_symlink()) {
