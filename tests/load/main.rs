@@ -2,7 +2,7 @@
 //! the same bytes in the same run: memory copies, BLAKE3, durable writes.
 //!
 //! ```text
-//! cargo build --release && cargo run --release -p weighbridge-tests --bin load -- --gib 4
+//! cargo build --release --workspace && ./target/release/load --gib 4
 //! ```
 //!
 //! Figures differ from machine to machine and run to run; the ratios say more. Nothing here asserts a time.
