@@ -10,12 +10,15 @@ use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weighbridge_schemas::limits;
 
 use crate::error::{Class, ReadError, Result};
 
+/// The memory that a source assumes without [`Source::with_memory`], in bytes.
+const MEMORY: u64 = 512 << 20;
 /// Most files kept open at once by one source.
 const OPEN_FILES: usize = 128;
 
@@ -28,6 +31,8 @@ pub struct Source {
     entry: Option<String>,
     files: Mutex<BTreeMap<String, Arc<SourceFile>>>,
     open: Arc<OpenFiles>,
+    /// How many more bytes of metadata may be read.
+    metadata_left: Arc<AtomicU64>,
 }
 
 /// A file of a checkpoint, pinned as it was when first seen.
@@ -37,6 +42,7 @@ pub struct SourceFile {
     path: PathBuf,
     identity: Identity,
     open: Arc<OpenFiles>,
+    metadata_left: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +98,15 @@ impl Source {
             entry,
             files: Mutex::default(),
             open: Arc::default(),
+            metadata_left: Arc::new(AtomicU64::new(MEMORY / limits::METADATA_SHARE)),
         })
+    }
+
+    /// Bounds what the checkpoint's metadata may take, once it is parsed, by a memory budget in bytes.
+    #[must_use]
+    pub fn with_memory(mut self, memory: u64) -> Self {
+        self.metadata_left = Arc::new(AtomicU64::new(memory / limits::METADATA_SHARE));
+        self
     }
 
     /// The name of the one file that was named; `None` for a folder.
@@ -162,6 +176,7 @@ impl Source {
             path: resolved,
             identity: Identity::of(&metadata),
             open: Arc::clone(&self.open),
+            metadata_left: Arc::clone(&self.metadata_left),
         })
     }
 
@@ -238,6 +253,24 @@ impl SourceFile {
         let mut bytes = vec![0; size];
         self.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
+    }
+
+    /// The `length` bytes of metadata from `offset` on. What a checkpoint's files hold of it is bounded in all, since
+    /// parsed metadata stays in memory.
+    ///
+    /// # Errors
+    /// [`Class::LimitExceeded`] where more than the budget allows is read; else as [`SourceFile::read_exact_at`].
+    pub fn read_metadata_at(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
+        let order = Ordering::Relaxed;
+        let taken = self.metadata_left.fetch_update(order, order, |left| left.checked_sub(length));
+        if let Err(left) = taken {
+            let detail = format!(
+                "its {length} bytes of metadata may take more memory than the budget has left, which is enough for \
+                 {left}; raise --memory"
+            );
+            return Err(ReadError::new(Class::LimitExceeded, detail).in_file(&self.name));
+        }
+        self.read_vec_at(offset, length)
     }
 
     fn truncated(&self, offset: u64, length: impl std::fmt::Display) -> ReadError {
@@ -380,6 +413,17 @@ mod tests {
         assert_eq!(file.read_vec_at(2, 3).unwrap(), b"cde");
         assert_eq!(class(file.read_vec_at(2, u64::MAX)), Class::Truncated);
         assert_eq!(class(file.read_vec_at(5, 2)), Class::Truncated);
+    }
+
+    #[test]
+    fn metadata_is_bounded_by_the_memory_budget() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a"), "abcdef").unwrap();
+        let memory = 10 * limits::METADATA_SHARE;
+        let file = Source::open(folder.path()).unwrap().with_memory(memory).file("a").unwrap();
+        assert_eq!(file.read_metadata_at(0, 6).unwrap(), b"abcdef");
+        assert_eq!(class(file.read_metadata_at(0, 6)), Class::LimitExceeded);
+        assert_eq!(file.read_metadata_at(0, 4).unwrap(), b"abcd");
     }
 
     #[test]

@@ -9,6 +9,8 @@ pub const TENSOR_NAME_BYTES: usize = 1024;
 pub const DIMENSIONS: usize = 16;
 /// Most tensors of a checkpoint.
 pub const TENSORS: usize = 500_000;
+/// Most slices of all tensors of a checkpoint together.
+pub const SLICES: usize = 2_000_000;
 /// Most slices of one tensor.
 pub const SLICES_A_TENSOR: usize = 65_536;
 /// Most files that a checkpoint's folder may list.
@@ -44,10 +46,14 @@ pub const PICKLE_OPCODES: u64 = 200_000_000;
 /// Most entries of a zip archive inside a distributed checkpoint's file.
 pub const ZIP_ENTRIES: u64 = 65_536;
 
+/// The share of the memory budget that a checkpoint's metadata may have in bytes, as a divisor: parsed, and turned into
+/// a listing, a byte of it takes up to about so many.
+pub const METADATA_SHARE: u64 = 12;
+
 /// Largest chunk, in bytes; a table's block is the largest power of two of rows whose encoded bytes fit.
 pub const CHUNK_BYTES: u64 = 8 << 20;
 /// Widest row that a row-wise encoding takes, in bytes of the source dtype: its minimum and maximum must be
 /// known before its first byte can be written.
-pub const ROW_BYTES: u64 = 32 << 20;
+pub const ROW_BYTES: u64 = 8 << 20;
 /// Largest chunk that a manifest may name, in bytes: a single encoded row may be over [`CHUNK_BYTES`].
 pub const LARGEST_CHUNK_BYTES: u64 = 32 << 20;

@@ -227,3 +227,29 @@ fn memory_stays_within_the_budget_whatever_the_checkpoint() {
     println!("peak {} MiB for {} MiB of input", peak >> 20, std::fs::metadata(&file).unwrap().len() >> 20);
     assert!(peak <= 128 << 20, "{peak}");
 }
+
+#[test]
+fn a_listing_that_the_budget_does_not_hold_is_refused_before_it_is_made() {
+    let store = Store::new();
+    let file = store.folder.path().join("model.safetensors");
+    // A header of 20 MB: parsed, it could take 240 MB.
+    let mut entries = Vec::new();
+    for tensor in 0..200_000 {
+        entries.push(format!(
+            r#""layers.{tensor:08}.embedding.weight":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#
+        ));
+    }
+    let header = format!("{{{}}}", entries.join(","));
+    std::fs::write(&file, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    for memory in ["128MiB", "512MiB"] {
+        let mut publish = store.publish_command(&file, &["--memory", memory]);
+        let (ended, peak) = peak_memory(&mut publish).unwrap();
+        assert_eq!(ended.code(), Some(4));
+        let budget = if memory == "128MiB" { 128 } else { 512 };
+        assert!(peak <= budget << 20, "{peak}");
+        let run = store.publish(&file, &["--memory", memory]);
+        assert_eq!(run.failed(4), "limit_exceeded");
+        assert!(run.stderr.contains("--memory"), "{run:?}");
+    }
+    store.publish(&file, &["--memory", "2GiB"]).succeeded();
+}

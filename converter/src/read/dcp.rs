@@ -35,6 +35,8 @@ use crate::source::{Source, SourceFile};
 const METADATA: &str = ".metadata";
 /// Most notes about single entries; the rest is counted.
 const NOTES: usize = 50;
+/// Most attributes of one object; torch's have fewer than ten.
+const ATTRIBUTES: usize = 64;
 /// Longest path of a data file, in bytes.
 const PATH_BYTES: usize = 4096;
 /// What the fingerprint's digest begins with.
@@ -76,7 +78,7 @@ fn read_metadata(source: &Source) -> Result<Vec<u8>> {
         let why = format!("it has {} bytes; the most are {}", file.len(), limits::DCP_METADATA_BYTES);
         return Err(in_metadata(ReadError::new(Class::LimitExceeded, why)));
     }
-    file.read_vec_at(0, file.len())
+    file.read_metadata_at(0, file.len())
 }
 
 fn no_metadata(source: &Source) -> ReadError {
@@ -148,6 +150,7 @@ impl<'a> Listing<'a> {
         let items = Items::of(pickle, metadata.dict("storage_data")?)?;
         let mut listing = Self { entries: Vec::new(), others: Vec::new(), items };
         let mut names = HashSet::new();
+        let mut slices = 0;
         for &(name, value) in metadata.dict("state_dict_metadata")? {
             let Value::Text(name) = name else { return Err(unsupported("a tensor's name is not a text")) };
             if !names.insert(name) {
@@ -158,7 +161,14 @@ impl<'a> Listing<'a> {
                 listing.others.push(name);
             } else {
                 let entry = Entry::of(pickle, name, value);
-                listing.entries.push(entry.map_err(|error| error.of_tensor(shown(name)))?);
+                let entry = entry.map_err(|error| error.of_tensor(shown(name)))?;
+                // Chunks may be shared between tensors: a few bytes of pickle for a copy each.
+                slices += entry.chunks.len();
+                if slices > limits::SLICES {
+                    let why = format!("its tensors have more than {} chunks in all", limits::SLICES);
+                    return Err(ReadError::new(Class::LimitExceeded, why));
+                }
+                listing.entries.push(entry);
             }
         }
         listing.check_count()?;
@@ -328,7 +338,15 @@ impl<'p, 'a> Fields<'p, 'a> {
     /// The attributes of `value`, which has to be an object of `class`.
     fn of(pickle: &'p Pickle<'a>, value: Value<'a>, class: Global) -> Result<Self> {
         match pickle.made(value, class).map(|made| made.state) {
-            Some(Value::Dict(state)) => Ok(Self { pickle, class, pairs: pickle.dict(state) }),
+            Some(Value::Dict(state)) => {
+                let pairs = pickle.dict(state);
+                if pairs.len() > ATTRIBUTES {
+                    let why =
+                        format!("a {class:?} has {} attributes; the most are {ATTRIBUTES}", pairs.len());
+                    return Err(ReadError::new(Class::LimitExceeded, why));
+                }
+                Ok(Self { pickle, class, pairs })
+            }
             Some(_) => Err(unsupported(format!("a {class:?} has no attributes"))),
             None => Err(unsupported(format!("something else stands where a {class:?} is expected"))),
         }

@@ -50,7 +50,7 @@ pub(crate) fn read(file: &SourceFile) -> Result<Vec<u8>> {
         let detail = format!("the index has {} bytes; at most {} are taken", file.len(), limits::INDEX_BYTES);
         return Err(ReadError::new(Class::LimitExceeded, detail).in_file(file.name()));
     }
-    file.read_vec_at(0, file.len())
+    file.read_metadata_at(0, file.len())
 }
 
 /// Parses the bytes of an index.

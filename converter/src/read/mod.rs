@@ -19,13 +19,13 @@ pub mod safetensors;
 pub mod torch_item;
 mod zip;
 
-/// Opens the checkpoint at `path` (a folder, or one file) and lists its tensors. Without a `format` it is found
-/// out by content.
+/// Opens the checkpoint at `path` (a folder, or one file) and lists its tensors, within a `memory` budget in bytes.
+/// Without a `format` it is found out by content.
 ///
 /// # Errors
 /// A [`crate::error::ReadError`] that names the file, and the tensor where there is one.
-pub fn open(path: &Path, format: Option<Format>) -> Result<Checkpoint> {
-    let source = Source::open(path)?;
+pub fn open(path: &Path, format: Option<Format>, memory: u64) -> Result<Checkpoint> {
+    let source = Source::open(path)?.with_memory(memory);
     match format.map_or_else(|| detect::format(&source), Ok)? {
         Format::Safetensors => safetensors::open(source),
         Format::Dcp => dcp::open(source),

@@ -225,7 +225,7 @@ impl Listing {
     fn read_header(&mut self, file: &SourceFile, label: &str) -> Result<(Header, u64)> {
         let first = file.read_vec_at(0, file.len().min(FIRST_BYTES))?;
         let length = header::length(&first, file.len()).map_err(|error| error.in_file(file.name()))?;
-        let bytes = file.read_vec_at(header::LENGTH_BYTES, length)?;
+        let bytes = file.read_metadata_at(header::LENGTH_BYTES, length)?;
         self.digest_field(label.as_bytes());
         self.digest_field(&bytes);
         self.digest_field(&file.len().to_le_bytes());

@@ -231,6 +231,13 @@ impl SavedTensor {
             );
             return Err(out_of_bounds(why));
         }
+        // Tensors are saved with storages of their own size. One that is larger than what is stored (expanded from a
+        // few elements) would let a small file stand for any amount of data.
+        let elements = sizes.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
+        if elements.is_none_or(|elements| elements > self.capacity) {
+            let why = format!("{sizes:?} elements are declared, but {} are stored", self.capacity);
+            return Err(ReadError::new(Class::StorageSizeMismatch, why));
+        }
         self.offset
             .checked_mul(dtype.size())
             .ok_or_else(|| out_of_bounds("its first byte does not fit 64 bits"))
@@ -412,6 +419,15 @@ mod tests {
             let error = located(&pickle, 16, dtype, sizes).unwrap_err();
             assert_eq!(error.class(), Class::DcpChunkMismatch);
             assert_eq!(error.file(), Some("__0_0.distcp"));
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_is_larger_than_what_is_stored_is_refused() {
+        for (sizes, strides) in [([1 << 40, 1], [0, 1]), ([3, 2], [1, 1])] {
+            let pickle = pickled("FloatStorage", 4, 0, &sizes, &strides);
+            let sizes = sizes.map(i64::cast_unsigned);
+            assert_eq!(class(&pickle, 16, &sizes), Class::StorageSizeMismatch);
         }
     }
 

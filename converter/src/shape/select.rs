@@ -252,7 +252,7 @@ mod tests {
             ("match = 'a.*'\nrename = 'b.$1'", "both \"a.x\" and \"b.x\" the name \"b.x\""),
             ("match = 'b.*'\nrename = '../$1'", "renaming \"b.x\": tensor name \"../x\" is refused"),
             ("match = '**'\ndrop = true", "drops all 3 tensors"),
-            ("match = 'wide'\nencode = 'int8'", "tensor \"wide\": a row of 134217728 bytes is too wide"),
+            ("match = 'wide'\nencode = 'int8'", "tensor \"wide\": a row of 33554432 bytes is too wide"),
         ] {
             let error = select(&checkpoint, &policy(&[rule])).unwrap_err().to_string();
             assert!(error.contains(message), "{rule}: {error}");

@@ -18,6 +18,9 @@ use weighbridge_schemas::limits;
 use crate::checkpoint::{Location, Slice, Tensor};
 use crate::error::{Class, ReadError, Result};
 
+/// How many comparisons of two boxes a tensor may take. Slices in rows, columns and grids take next to none; thousands
+/// that no plane parts still fit.
+const MOST_COMPARISONS: usize = 50_000_000;
 /// How many times a group of boxes is cut before its boxes are compared one by one: each dimension once, and then
 /// again for boxes within boxes. More would let a spiral of boxes be peeled one box a cut.
 const MOST_CUTS: usize = 2 * limits::DIMENSIONS;
@@ -39,7 +42,7 @@ fn check_slices(tensor: &Tensor) -> Result<()> {
         check_bounds(slice, &tensor.shape)?;
     }
     let boxes: Vec<&Slice> = tensor.slices.iter().filter(|slice| !slice.sizes.contains(&0)).collect();
-    if let Some((first, second)) = find_overlap(boxes.clone(), tensor.shape.len()) {
+    if let Some((first, second)) = find_overlap(boxes.clone(), tensor.shape.len())? {
         return Err(overlap(first, second));
     }
     if boxes.iter().map(|slice| volume(&slice.sizes)).sum::<u128>() < u128::from(elements) {
@@ -113,7 +116,8 @@ fn interval(slice: &Slice, dimension: usize) -> (u64, u64) {
 }
 
 /// Two of `boxes` that share an element, if there are any.
-fn find_overlap(boxes: Vec<&Slice>, dimensions: usize) -> Option<(&Slice, &Slice)> {
+fn find_overlap(boxes: Vec<&Slice>, dimensions: usize) -> Result<Option<(&Slice, &Slice)>> {
+    let mut comparisons = MOST_COMPARISONS;
     let mut groups = vec![(boxes, 0)];
     while let Some((group, cuts)) = groups.pop() {
         if group.len() < 2 {
@@ -121,13 +125,13 @@ fn find_overlap(boxes: Vec<&Slice>, dimensions: usize) -> Option<(&Slice, &Slice
         }
         match cut(group, if cuts < MOST_CUTS { dimensions } else { 0 }) {
             Ok(parts) => groups.extend(parts.into_iter().map(|part| (part, cuts + 1))),
-            Err(group) => match sweep(group, dimensions) {
+            Err(group) => match sweep(group, dimensions, &mut comparisons)? {
                 None => {}
-                found => return found,
+                found => return Ok(found),
             },
         }
     }
-    None
+    Ok(None)
 }
 
 /// Cuts `group` into groups that cannot overlap each other, along the first of the `dimensions` in which planes part
@@ -150,19 +154,26 @@ fn cut(mut group: Vec<&Slice>, dimensions: usize) -> std::result::Result<Vec<Vec
 
 /// Compares the boxes of `group` in the order of their starts along the dimension with the most different starts,
 /// each with those before it that have not ended.
-fn sweep(mut group: Vec<&Slice>, dimensions: usize) -> Option<(&Slice, &Slice)> {
+fn sweep<'s>(
+    mut group: Vec<&'s Slice>,
+    dimensions: usize,
+    comparisons: &mut usize,
+) -> Result<Option<(&'s Slice, &'s Slice)>> {
     let dimension = (0..dimensions).max_by_key(|&dimension| starts(&group, dimension)).unwrap_or(0);
     group.sort_by_key(|slice| interval(slice, dimension).0);
     let mut open: Vec<&Slice> = Vec::new();
     for slice in group {
         let start = interval(slice, dimension).0;
+        *comparisons = comparisons.checked_sub(open.len()).ok_or_else(|| {
+            ReadError::new(Class::LimitExceeded, "its slices lie too irregularly to be checked")
+        })?;
         open.retain(|other| interval(other, dimension).1 > start);
         if let Some(other) = open.iter().find(|other| meet(other, slice)) {
-            return Some((other, slice));
+            return Ok(Some((other, slice)));
         }
         open.push(slice);
     }
-    None
+    Ok(None)
 }
 
 /// How many different starts the boxes of `group` have along `dimension`.
@@ -347,6 +358,20 @@ mod tests {
         assert_eq!(fails(&[1 << 40, 1 << 40], &[]).0, Class::ShapeOverflow);
         let part: Part<'_> = (&[0], &[1]);
         assert_eq!(fails(&[1], &vec![part; limits::SLICES_A_TENSOR + 1]).0, Class::LimitExceeded);
+    }
+
+    #[test]
+    fn lines_that_no_plane_parts_are_not_compared_for_ever() {
+        // Lines in three directions, none of which meet: every plane cuts some of them.
+        let side = 2 * 140;
+        let mut parts: Vec<OwnedPart> = Vec::new();
+        for (a, b) in (0..140).flat_map(|a| (0..140).map(move |b| (a, b))) {
+            parts.push((vec![0, 2 * a, 2 * b + 1], vec![side, 1, 1]));
+            parts.push((vec![2 * a + 1, 0, 2 * b], vec![1, side, 1]));
+            parts.push((vec![2 * a, 2 * b + 1, 0], vec![1, 1, side]));
+        }
+        let error = check(&tensor_of(&[side; 3], &parts)).unwrap_err();
+        assert!(matches!(error.class(), Class::LimitExceeded | Class::DcpChunkGap), "{error}");
     }
 
     #[test]

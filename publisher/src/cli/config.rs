@@ -63,7 +63,8 @@ fn check(context: &Context, files: Vec<PathBuf>) -> Result<()> {
 fn check_file(path: &Path) -> Result<&'static str> {
     let text = read_text(path)
         .map_err(|error| Failure::usage(format!("{}: it cannot be read: {error}", path.display())))?;
-    let is_policy = text.lines().any(|line| line.trim_start().starts_with("schema"));
+    let is_policy =
+        text.lines().any(|line| line.trim_start_matches('\u{feff}').trim_start().starts_with("schema"));
     if is_policy {
         read_policy(Some(path))?;
         return Ok("policy");

@@ -16,7 +16,7 @@ use weighbridge_snapshots::root::Absent;
 
 use super::output::{bytes, plain, shape, table};
 use super::publish::FormatOption;
-use super::{Context, default_channel};
+use super::{Context, MemoryOption, default_channel};
 use crate::error::{Failure, Result};
 
 /// Look into a checkpoint or a snapshot: tensors, dtypes, shapes, encodings.
@@ -33,6 +33,8 @@ pub(super) struct Inspect {
     /// Read the checkpoint's metadata alone, without a look at how slices are stored.
     #[arg(long)]
     metadata_only: bool,
+    #[command(flatten)]
+    memory: MemoryOption,
 }
 
 impl Inspect {
@@ -53,8 +55,9 @@ impl Inspect {
 
     async fn checkpoint(&self, context: &Context, path: PathBuf) -> Result<()> {
         let (format, metadata_only) = (self.format.format(), self.metadata_only);
+        let memory = context.memory(&self.memory)?;
         let opened = tokio::task::spawn_blocking(move || {
-            let checkpoint = read::open(&path, format)?;
+            let checkpoint = read::open(&path, format, memory)?;
             if !metadata_only {
                 gather::check_storages(&checkpoint)?;
             }

@@ -124,11 +124,15 @@ impl Context {
         Ok(Operation { id: clock::operation_id(), who, when: clock::now() })
     }
 
+    fn memory(&self, option: &MemoryOption) -> Result<u64> {
+        match given(option.memory.as_ref()).or(self.config.memory.as_deref()) {
+            Some(text) => check_memory(text).map_err(|why| Failure::usage(format!("--memory: {why}"))),
+            None => Ok(DEFAULT_MEMORY),
+        }
+    }
+
     fn budget(&self, options: &BudgetOptions) -> Result<Budget> {
-        let memory = match given(options.memory.as_ref()).or(self.config.memory.as_deref()) {
-            Some(text) => check_memory(text).map_err(|why| Failure::usage(format!("--memory: {why}")))?,
-            None => DEFAULT_MEMORY,
-        };
+        let memory = self.memory(&options.memory)?;
         let threads = match given(options.threads.as_ref()) {
             Some(text) => text.parse().map_err(|_| format!("{text:?} is no number")).and_then(check_threads),
             None => {
@@ -145,12 +149,20 @@ impl Context {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Budget")]
 pub struct BudgetOptions {
-    /// Memory that the process may use, from 128MiB on [default: 512MiB].
-    #[arg(long, env = "WEIGHBRIDGE_MEMORY", value_name = "SIZE")]
-    memory: Option<String>,
+    #[command(flatten)]
+    memory: MemoryOption,
     /// Threads that work beside each other [default: all cores].
     #[arg(long, env = "WEIGHBRIDGE_THREADS", value_name = "N")]
     threads: Option<String>,
+}
+
+/// How much memory a command may use.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Budget")]
+pub struct MemoryOption {
+    /// Memory that the process may use, from 128MiB on [default: 512MiB].
+    #[arg(long, env = "WEIGHBRIDGE_MEMORY", value_name = "SIZE")]
+    memory: Option<String>,
 }
 
 /// An option's value. A variable that is set to nothing counts as not set.

@@ -218,7 +218,8 @@ fn text(request: &Request, published: &Published, took: Duration) -> String {
     let mut text = String::new();
     let mut line = |what: &str, value: String| text.push_str(&format!("{what:>11}  {value}\n"));
     let encoded: u64 = report.tensors.iter().map(|tensor| tensor.stored_bytes).sum();
-    line("checkpoint", format!("{} ({})", request.checkpoint.display(), published.format.as_str()));
+    let checkpoint = plain(&request.checkpoint.display().to_string());
+    line("checkpoint", format!("{checkpoint} ({})", published.format.as_str()));
     line(
         "tensors",
         format!(

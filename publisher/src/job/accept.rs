@@ -5,17 +5,17 @@ use std::sync::Arc;
 use weighbridge_converter::checkpoint::Checkpoint;
 use weighbridge_converter::read;
 
-use super::Request;
 use super::plan::Plan;
+use super::{Budget, Request};
 use crate::error::{Failure, Result};
 
 /// Lists the checkpoint's tensors.
 ///
 /// # Errors
 /// As its reader fails.
-pub async fn accept(request: &Request) -> Result<Checkpoint> {
+pub async fn accept(request: &Request, budget: Budget) -> Result<Checkpoint> {
     let (path, format) = (request.checkpoint.clone(), request.format);
-    let opened = tokio::task::spawn_blocking(move || read::open(&path, format));
+    let opened = tokio::task::spawn_blocking(move || read::open(&path, format, budget.memory));
     Ok(opened.await.map_err(|error| Failure::internal("listing the checkpoint", error))??)
 }
 

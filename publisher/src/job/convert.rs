@@ -32,9 +32,11 @@ const RUN_ELEMENTS: u64 = 4096;
 /// What a worker needs beside its chunk and its rows: scratch for slices that are not whole rows.
 const WORKER_BYTES: u64 = 3 << 20;
 /// What the process needs beside its workers: code, listings, the store's own buffers.
-const PROCESS_BYTES: u64 = 64 << 20;
+const PROCESS_BYTES: u64 = 80 << 20;
+/// What an encoder needs for each element of a row: the value widened, and decoded again, both in F32.
+const ENCODER_BYTES: u64 = 8;
 /// What is left for chunks at the least: one of the widest rows, and its encoded form.
-const LEAST_BYTES: u64 = 64 << 20;
+const LEAST_BYTES: u64 = 48 << 20;
 /// Chunks on their way to the store, for every one that is being made.
 const WRITES_A_THREAD: usize = 2;
 
@@ -122,7 +124,7 @@ async fn make_pieces(
 ) -> Result<Vec<Option<Made>>> {
     let threads = budget.threads.max(1);
     let workers = Arc::new(Semaphore::new(threads));
-    let taken = PROCESS_BYTES + Budget::listing(plan.tensors.len());
+    let taken = PROCESS_BYTES + plan.listing_bytes();
     let kibibytes = permits(budget.memory.saturating_sub(taken).max(LEAST_BYTES));
     let memory = Arc::new(Semaphore::new(kibibytes as usize));
     let in_flight = Arc::new(Semaphore::new(threads.saturating_mul(1 + WRITES_A_THREAD)));
@@ -175,11 +177,14 @@ fn permits(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(1 << 28)
 }
 
-/// The memory that a piece takes while it is made and stored.
+/// The memory that a piece takes while it is made and stored: the chunk (twice: one that is there already is read and
+/// compared), its rows, and what encoders and gathering need beside them.
 fn cost(plan: &Plan, piece: &Piece) -> u64 {
-    let row = piece.parts.iter().map(|part| plan.tensors[part.tensor].rows.source_bytes).max();
-    // Twice: a chunk that is there already is read and compared.
-    2 * piece.bytes + row.unwrap_or(0).max(STEP_BYTES) + WORKER_BYTES
+    let working = |part: &Part| {
+        let rows = plan.tensors[part.tensor].rows;
+        rows.source_bytes.max(STEP_BYTES) + ENCODER_BYTES * rows.elements
+    };
+    2 * piece.bytes + piece.parts.iter().map(working).max().unwrap_or(0) + WORKER_BYTES
 }
 
 /// Makes one chunk.

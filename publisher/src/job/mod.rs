@@ -24,7 +24,6 @@ pub mod seal;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use weighbridge_converter::error::{Class, ReadError};
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::checkpoint::Format;
 use weighbridge_schemas::ids::SnapshotId;
@@ -65,33 +64,6 @@ pub struct Budget {
     pub memory: u64,
     /// Threads that read and encode.
     pub threads: usize,
-}
-
-/// What a tensor takes in listings, plan, manifest and report together, in bytes; measured, and rounded up.
-const LISTED_BYTES: u64 = 4 << 10;
-
-impl Budget {
-    /// What the listings of `tensors` tensors take, in bytes.
-    fn listing(tensors: usize) -> u64 {
-        LISTED_BYTES.saturating_mul(tensors as u64)
-    }
-
-    /// Refuses a checkpoint of so many tensors that their names and figures alone would not fit.
-    fn check_listing(&self, tensors: usize) -> Result<()> {
-        let needed = Self::listing(tensors);
-        if needed <= self.memory {
-            return Ok(());
-        }
-        let error = ReadError::new(
-            Class::LimitExceeded,
-            format!(
-                "{tensors} tensors take about {} MiB to list, over the budget of {} MiB; raise --memory",
-                needed >> 20,
-                self.memory >> 20
-            ),
-        );
-        Err(error.into())
-    }
 }
 
 /// How a publish ended.
@@ -154,9 +126,8 @@ pub async fn publish(
     budget: Budget,
     progress: &Arc<dyn Progress>,
 ) -> Result<Published> {
-    let checkpoint = accept::accept(request).await?;
-    budget.check_listing(checkpoint.tensors.len())?;
-    let plan = Arc::new(plan::plan(checkpoint, &request.policy)?);
+    let checkpoint = accept::accept(request, budget).await?;
+    let plan = Arc::new(plan::plan(checkpoint, &request.policy, budget.memory)?);
     tracing::info!(
         model = %request.model,
         step = request.step,

@@ -2,6 +2,7 @@
 //! listing and the policy's rules: the same in every run, on every machine, with any number of threads.
 
 use weighbridge_converter::checkpoint::{Checkpoint, Tensor};
+use weighbridge_converter::error::{Class, ReadError};
 use weighbridge_converter::shape::select::{Selected, select};
 use weighbridge_schemas::encoding::{Encoding, Layout};
 use weighbridge_schemas::ids::RulesDigest;
@@ -16,6 +17,9 @@ use crate::error::{Failure, Result};
 
 /// Tensors that encode to less than this are put into one chunk with their neighbours; in bytes.
 const GROUPED_BYTES: u64 = 1 << 20;
+
+/// The widest row that is encoded as one where that is not needed, in elements.
+const WIDEST_ROW: u64 = 1 << 20;
 
 /// Everything that is decided before the first tensor byte is read.
 #[derive(Debug)]
@@ -99,19 +103,66 @@ impl Plan {
     /// The tensor bytes that a publish reads.
     #[must_use]
     pub fn source_bytes(&self) -> u64 {
-        self.tensors.iter().map(|planned| self.source(planned).bytes()).sum()
+        self.tensors.iter().fold(0, |sum, planned| sum.saturating_add(self.source(planned).bytes()))
+    }
+
+    /// The memory that listing, plan, manifest and report take, in bytes, at most; measured, and rounded up.
+    #[must_use]
+    pub fn listing_bytes(&self) -> u64 {
+        listing_bytes(&self.checkpoint).saturating_add(PIECE_BYTES.saturating_mul(self.pieces.len() as u64))
     }
 }
 
-/// Plans the publish of `checkpoint` under `policy`.
+/// What a tensor takes in listing, plan, manifest and report together, its name and shape aside.
+const TENSOR_BYTES: u64 = 3500;
+/// What each byte of its name, and each dimension, takes there.
+const NAME_BYTE_BYTES: u64 = 12;
+const DIMENSION_BYTES: u64 = 90;
+/// What a slice takes in the listing.
+const SLICE_BYTES: u64 = 400;
+/// What a chunk takes in plan, results and manifest.
+const PIECE_BYTES: u64 = 600;
+
+fn listing_bytes(checkpoint: &Checkpoint) -> u64 {
+    let bytes = |tensor: &Tensor| {
+        TENSOR_BYTES
+            + NAME_BYTE_BYTES * tensor.name.as_str().len() as u64
+            + DIMENSION_BYTES * tensor.shape.len() as u64
+            + SLICE_BYTES * tensor.slices.len() as u64
+    };
+    checkpoint.tensors.iter().map(bytes).sum()
+}
+
+/// Refuses a checkpoint whose names, shapes, slices and chunks alone would not fit the budget: before any of them is
+/// copied.
+fn check_listing(checkpoint: &Checkpoint, stored: &[Stored], memory: u64) -> Result<()> {
+    // A chunk that is not the last of its tensor has more than half of the largest size.
+    let bytes = stored.iter().fold(0u64, |sum, tensor| sum.saturating_add(tensor.bytes));
+    let pieces = (bytes / (limits::CHUNK_BYTES / 2)).saturating_mul(PIECE_BYTES);
+    let needed = listing_bytes(checkpoint).saturating_add(pieces);
+    if needed <= memory {
+        return Ok(());
+    }
+    let detail = format!(
+        "its listing ({} tensors, {bytes} bytes to store) takes about {} MiB, over the budget of {}; raise --memory",
+        checkpoint.tensors.len(),
+        needed >> 20,
+        memory >> 20
+    );
+    Err(ReadError::new(Class::LimitExceeded, detail).into())
+}
+
+/// Plans the publish of `checkpoint` under `policy`, within a budget of `memory` bytes.
 ///
 /// # Errors
-/// Where the policy does not fit the checkpoint.
-pub fn plan(checkpoint: Checkpoint, policy: &Policy) -> Result<Plan> {
+/// Where the policy does not fit the checkpoint, or the listing not the budget.
+pub fn plan(checkpoint: Checkpoint, policy: &Policy, memory: u64) -> Result<Plan> {
+    check_listing(&checkpoint, &[], memory)?;
     let selection = select(&checkpoint, policy)?;
     let tensors = selection.published.iter().map(|selected| planned(&checkpoint, selected));
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
     let stored: Vec<_> = selection.published.iter().zip(&tensors).map(stored).collect();
+    check_listing(&checkpoint, &stored, memory)?;
     let mut notes = selection.notes;
     let dropped = selection.dropped;
     notes.extend(checkpoint.notes.iter().cloned());
@@ -170,7 +221,8 @@ impl Rows {
             && (total > 0 || encoding.is_row_wise())
         {
             let rows = of(*rows, inner.iter().product())?;
-            if encoding.is_row_wise() || rows.encoded_bytes <= limits::CHUNK_BYTES {
+            let fits = rows.encoded_bytes <= limits::CHUNK_BYTES && rows.elements <= WIDEST_ROW;
+            if encoding.is_row_wise() || fits {
                 return Some(rows);
             }
         }
