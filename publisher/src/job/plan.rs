@@ -114,12 +114,12 @@ impl Plan {
 }
 
 /// What a tensor takes in listing, plan, manifest and report together, its name and shape aside.
-const TENSOR_BYTES: u64 = 3500;
+const TENSOR_BYTES: u64 = 2800;
 /// What each byte of its name, and each dimension, takes there.
-const NAME_BYTE_BYTES: u64 = 12;
+const NAME_BYTE_BYTES: u64 = 9;
 const DIMENSION_BYTES: u64 = 90;
 /// What a slice takes in the listing.
-const SLICE_BYTES: u64 = 400;
+const SLICE_BYTES: u64 = 300;
 /// What a chunk takes in plan, results and manifest.
 const PIECE_BYTES: u64 = 600;
 
@@ -144,7 +144,8 @@ fn check_listing(checkpoint: &Checkpoint, stored: &[Stored], memory: u64) -> Res
         return Ok(());
     }
     let detail = format!(
-        "its listing ({} tensors, {bytes} bytes to store) takes about {} MiB, over the budget of {}; raise --memory",
+        "its listing ({} tensors, {bytes} bytes to store) takes about {} MiB, over the budget of {} MiB; \
+         raise --memory",
         checkpoint.tensors.len(),
         needed >> 20,
         memory >> 20
