@@ -243,6 +243,7 @@ fn a_listing_that_the_budget_does_not_hold_is_refused_before_it_is_made() {
     std::fs::write(&file, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
     for memory in ["128MiB", "512MiB"] {
         let mut publish = store.publish_command(&file, &["--memory", memory]);
+        publish.stderr(std::process::Stdio::null());
         let (ended, peak) = peak_memory(&mut publish).unwrap();
         assert_eq!(ended.code(), Some(4));
         let budget = if memory == "128MiB" { 128 } else { 512 };
