@@ -59,12 +59,6 @@ impl Root {
         Ok(Self { store: Arc::new(store.with_fsync(true)) })
     }
 
-    /// A root on any store, for tests and decorators.
-    #[must_use]
-    pub fn on(store: Arc<dyn ObjectStore>) -> Self {
-        Self { store }
-    }
-
     /// The store.
     #[must_use]
     pub fn store(&self) -> &dyn ObjectStore {
