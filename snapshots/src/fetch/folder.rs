@@ -235,3 +235,35 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 fn sync_parent(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_and_its_replacement_change_places() {
+        let folder = tempfile::tempdir().unwrap();
+        let (staging, version) = (folder.path().join("staging"), folder.path().join("version"));
+        for (path, content) in [(&staging, "new"), (&version, "old")] {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("file"), content).unwrap();
+        }
+        swap_in(&staging, &version).unwrap();
+        assert_eq!(fs::read(version.join("file")).unwrap(), b"new");
+        assert_eq!(fs::read(staging.join("file")).unwrap(), b"old", "it is removed with the staging folder");
+        fs::remove_dir_all(&version).unwrap();
+        swap_in(&staging, &version).unwrap();
+        assert!(!staging.try_exists().unwrap() && version.is_dir());
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "x").unwrap();
+        symlink(&file, &link).unwrap();
+        assert!(open_regular(&file, File::options().read(true)).is_ok());
+        assert!(open_regular(&link, File::options().read(true)).is_err());
+        assert!(open_regular(folder.path(), File::options().read(true)).is_err());
+    }
+}
