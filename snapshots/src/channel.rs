@@ -93,6 +93,10 @@ impl<'a> Channel<'a> {
                 "the channel's hint is ahead of its log: the newest entries may have been deleted"
             );
         }
+        if highest == 0 && hint.is_some_and(|hint| hint > 0) {
+            // A hint is left behind an entry: without any, the whole log has gone, and perhaps a hold with it.
+            return Err(self.missing(1));
+        }
         if let Some(missing) = (1..=highest).zip(&sequences).find(|(due, found)| due != *found) {
             return Err(self.missing(missing.0));
         }

@@ -103,9 +103,16 @@ async fn check_channels(root: &Root, model: &ModelName, verified: &mut Verified)
     for name in catalog::channels(root, model).await? {
         let channel = Channel::new(root, model, &name);
         let hint = channel.hint().await;
-        let highest = channel.sequences().await?.last().copied().unwrap_or(0);
+        let sequences = channel.sequences().await?;
+        let highest = sequences.last().copied().unwrap_or(0);
+        if let Some((missing, _)) = (1..).zip(&sequences).find(|(due, found)| due != *found) {
+            // Once, however large the hole is.
+            let key = layout::channel_entry(model, &name, missing);
+            let why = "the entry is missing from the channel's log";
+            verified.problems.push(StoreError::new(Class::Integrity, key, why));
+        }
         let mut before: Option<ChannelEntry> = None;
-        for sequence in 1..=highest {
+        for sequence in sequences {
             let entry = channel.entry(sequence).await;
             let Some(entry) = verified.note(entry)? else {
                 before = None;
@@ -113,7 +120,8 @@ async fn check_channels(root: &Root, model: &ModelName, verified: &mut Verified)
             };
             verified.entries += 1;
             let key = layout::channel_entry(model, &name, sequence);
-            if before.is_some_and(|before| entry.previous != Some(before.snapshot)) {
+            let before_it = before.take().filter(|before| before.sequence + 1 == sequence);
+            if before_it.is_some_and(|before| entry.previous != Some(before.snapshot)) {
                 let why = "its `previous` is not where the entry before points";
                 verified.problems.push(StoreError::new(Class::Integrity, &key, why));
             }

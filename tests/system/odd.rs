@@ -41,6 +41,17 @@ fn entries_that_are_gone_are_missed() {
         assert_eq!(run.failed(7), "integrity");
         assert!(run.stderr.contains("000000000002"), "{run:?}");
     }
+    std::fs::copy(prod.join("000000000001"), prod.join("999999999999")).unwrap();
+    assert_eq!(store.run(["verify"]).failed(7), "integrity");
+    for entry in store.objects("models/m/channels/prod") {
+        if !entry.ends_with("hint") {
+            std::fs::remove_file(entry).unwrap();
+        }
+    }
+    for run in [store.fetch("m"), store.run(["verify"]), store.publish(&torchrec(), &["--step", "4"])] {
+        assert_eq!(run.failed(7), "integrity");
+    }
+    assert_eq!(store.run(["promote", "m"]).failed(2), "usage");
 }
 
 #[test]

@@ -174,17 +174,21 @@ fn can_be_a_name(name: &str) -> bool {
 /// The first file that is missing among those of `names` that are numbered, such as `model-00002-of-00003.safetensors`
 /// beside the other two.
 pub(crate) fn missing_number(names: &[String]) -> Option<String> {
-    let mut groups: BTreeMap<(&str, &str), BTreeSet<u64>> = BTreeMap::new();
-    for name in names {
-        if let (Some(group), Some(number)) = (numbering(name), number(name)) {
-            groups.entry(group).or_default().insert(number);
+    let mut groups: BTreeMap<(&str, &str), BTreeMap<u64, usize>> = BTreeMap::new();
+    // PyTorch's writer numbers the files of each rank on its own, and a rank may have nothing for one of them: whether
+    // their slices are complete is checked tensor by tensor.
+    for name in names.iter().filter(|name| !name.starts_with("shard-")) {
+        if let (Some(group), Some((number, digits))) = (numbering(name), number(name)) {
+            groups.entry(group).or_default().insert(number, digits);
         }
     }
     groups.into_iter().find_map(|((name, total), numbers)| {
         let last: u64 = total.parse().ok()?;
+        let width = numbers.values().next().copied()?;
+        let first = u64::from(!numbers.contains_key(&0));
         // A total beyond what is there is found at the first number that is missing, however large it is.
-        let missing = (1..=last).find(|number| !numbers.contains(number))?;
-        Some(format!("{name}-{missing:0width$}-of-{total}.safetensors", width = total.len()))
+        let missing = (first..last.saturating_add(first)).find(|number| !numbers.contains_key(number))?;
+        Some(format!("{name}-{missing:0width$}-of-{total}.safetensors"))
     })
 }
 
@@ -193,9 +197,10 @@ pub(crate) fn total_of(file: &str) -> u64 {
     numbering(file).and_then(|(_, total)| total.parse().ok()).unwrap_or(1)
 }
 
-/// The number 2 of `NAME-00002-of-00003.safetensors`.
-fn number(file: &str) -> Option<u64> {
-    file.rsplit_once("-of-")?.0.rsplit_once('-')?.1.parse().ok()
+/// The number 2 of `NAME-00002-of-00003.safetensors`, and how many digits it is written with.
+fn number(file: &str) -> Option<(u64, usize)> {
+    let digits = file.rsplit_once("-of-")?.0.rsplit_once('-')?.1;
+    Some((digits.parse().ok()?, digits.len()))
 }
 
 /// Name and total of `NAME-00001-of-00003.safetensors`.

@@ -584,6 +584,10 @@ mod tests {
         assert!(alone.notes[0].contains("one of 3"), "{:?}", alone.notes);
         write("m-00002-of-00003.safetensors", file(2, "b"));
         assert_eq!(open(Source::open(folder.path()).unwrap()).unwrap().tensors.len(), 3);
+        write("zero-0-of-2.safetensors", file(2, "e"));
+        let error = open(Source::open(folder.path()).unwrap()).unwrap_err();
+        assert_eq!(error.file(), Some("zero-1-of-2.safetensors"));
+        fs::remove_file(folder.path().join("zero-0-of-2.safetensors")).unwrap();
         write("x-1-of-99999999999999999999.safetensors", file(2, "d"));
         assert_eq!(open(Source::open(folder.path()).unwrap()).unwrap().tensors.len(), 4);
     }

@@ -13,7 +13,7 @@ use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::manifest;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::reference::{PREFIX_DIGITS, Reference};
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::output::short;
@@ -80,6 +80,14 @@ pub(super) struct Promote {
 
 impl Promote {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
+        let text = &self.reference;
+        let is_id = text.len() >= PREFIX_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_id && !text.contains('@') {
+            let model = &self.reference;
+            return Err(Failure::usage(format!(
+                "promote what? Name the snapshot: {model}@SNAPSHOT or {model}@CHANNEL"
+            )));
+        }
         let root = context.root(Absent::Refuse)?;
         let (model, id) = Reference::locate(&self.reference, &root, &self.channel).await?;
         let wanted = wanted(&root, &model, id, Reason::Promote, self.force).await?;

@@ -74,8 +74,15 @@ impl Folder {
         let path = self.path.join(".lock");
         let mut options = File::options();
         options.create(true).truncate(false).write(true);
-        let file =
-            open_regular(&path, &mut options).map_err(|error| StoreError::io(path.display(), &error))?;
+        let file = open_regular(&path, &mut options).map_err(|error| {
+            match StoreError::io(path.display(), &error) {
+                odd if matches!(odd.class(), Class::Unreachable | Class::NotFound) => {
+                    let why = format!("{error}; something that is no file is in the way there");
+                    StoreError::new(Class::Refused, path.display(), why)
+                }
+                failed => failed,
+            }
+        })?;
         let mut waiting = false;
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             if !waiting {
