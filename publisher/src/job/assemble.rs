@@ -3,7 +3,6 @@
 use weighbridge_converter::statistics::Statistics;
 use weighbridge_schemas::encoding::ENCODING_VERSION;
 use weighbridge_schemas::snapshot::{Chunk, SnapshotFile, SnapshotManifest, SnapshotSchema, SnapshotTensor};
-use weighbridge_snapshots::files;
 
 use super::Request;
 use super::convert::Converted;
@@ -42,8 +41,8 @@ fn snapshot_files(plan: &Plan, converted: &Converted) -> Vec<SnapshotFile> {
         .zip(chunks)
         .map(|(file, chunks)| snapshot_file(file.name.clone(), chunks))
         .collect();
-    if let Some((name, _)) = files::index(&plan.stored, &plan.files) {
-        files.push(snapshot_file(name, converted.index.clone()));
+    if let Some((name, _)) = &plan.index {
+        files.push(snapshot_file(name.clone(), converted.index.clone()));
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     files

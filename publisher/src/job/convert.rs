@@ -84,8 +84,8 @@ pub async fn convert(
         let chunks = converted.store(root, model, &file.header).await?;
         converted.headers.extend(chunks);
     }
-    if let Some((_, index)) = weighbridge_snapshots::files::index(&plan.stored, &plan.files) {
-        converted.index = converted.store(root, model, &index).await?;
+    if let Some((_, index)) = &plan.index {
+        converted.index = converted.store(root, model, index).await?;
     }
     Ok(converted)
 }

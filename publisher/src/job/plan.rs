@@ -34,6 +34,8 @@ pub struct Plan {
     pub stored: Vec<Stored>,
     /// The safetensors files.
     pub files: Vec<FilePlan>,
+    /// The index beside several files: its name and bytes.
+    pub index: Option<(String, Vec<u8>)>,
     /// The chunks to make: for every file in order, those of its data in order.
     pub pieces: Vec<Piece>,
     /// The names of the tensors that the policy drops.
@@ -171,9 +173,10 @@ pub fn plan(checkpoint: Checkpoint, policy: &Policy, memory: u64) -> Result<Plan
         notes.push("retention.keep_last is not applied in this version: nothing is ever deleted".to_owned());
     }
     let files = files::plan(&stored);
+    let index = files::index(&stored, &files);
     let pieces = pieces(&files, &tensors);
     let rules = policy.rules_digest();
-    Ok(Plan { checkpoint, rules, tensors, stored, files, pieces, dropped, notes })
+    Ok(Plan { checkpoint, rules, tensors, stored, files, index, pieces, dropped, notes })
 }
 
 fn planned(checkpoint: &Checkpoint, selected: &Selected<'_>) -> Result<Planned> {
