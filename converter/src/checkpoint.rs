@@ -101,4 +101,17 @@ pub struct Strided {
     pub offset: u64,
     /// How many elements lie between neighbours, a number a dimension.
     pub strides: Vec<u64>,
+    /// The archive's record that holds them, where it carries a checksum.
+    pub record: Option<Record>,
+}
+
+/// A record of a zip archive, and the checksum of its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Its first byte in the file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub length: u64,
+    /// Their CRC-32 (the one of zip and zlib).
+    pub crc32: u32,
 }

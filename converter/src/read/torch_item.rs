@@ -62,7 +62,7 @@ impl Item<'_> {
         let first = saved.first_byte(dtype, sizes, storage.length)?;
         let offset = self.data_start(&storage)?.checked_add(first).and_then(|at| at.checked_add(self.offset));
         let offset = offset.ok_or_else(|| out_of_bounds("its first byte does not fit 64 bits"))?;
-        Ok(Strided { offset, strides: saved.strides })
+        Ok(Strided { offset, strides: saved.strides, record: None })
     }
 
     /// The `length` bytes from byte `at` of the archive on.

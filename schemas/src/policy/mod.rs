@@ -12,7 +12,13 @@ use crate::error::{DocumentError, shorten};
 use crate::ids::RulesDigest;
 use crate::limits;
 use crate::names::{ChannelName, TensorName};
-use crate::pattern::Pattern;
+
+mod encode;
+mod rule;
+
+pub use encode::{EncodeFile, EncodeTable};
+use rule::{CanonicalRule, Rule, substitute};
+pub use rule::{RuleFile, Treatment};
 
 const DOCUMENT: &str = "policy";
 
@@ -47,73 +53,6 @@ pub struct PolicyFile {
     /// What `gc` keeps.
     #[serde(default)]
     pub retention: Retention,
-}
-
-/// One rule as a person writes it: a pattern, and either `drop`, or `encode` and `rename`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RuleFile {
-    /// A pattern on tensor names: `*` within a dotted part, `**` anything.
-    #[serde(rename = "match")]
-    pub pattern: String,
-    /// Leave the tensor out.
-    #[serde(default)]
-    pub drop: bool,
-    /// How to encode it; absent: kept.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub encode: Option<EncodeFile>,
-    /// Its name in the snapshot; `$1` is what the first wildcard matched.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rename: Option<String>,
-}
-
-/// An encoding by name, or as a table with its layout.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(untagged)]
-pub enum EncodeFile {
-    /// `encode = "int8"`.
-    Name(String),
-    /// `encode = { encoding = "int8", layout = "trailing" }`.
-    Table(EncodeTable),
-}
-
-impl<'de> Deserialize<'de> for EncodeFile {
-    /// By hand, so that a mistake within the table is named, and not only that neither form fits.
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Form;
-
-        impl<'de> serde::de::Visitor<'de> for Form {
-            type Value = EncodeFile;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(
-                    "an encoding's name, or a table such as { encoding = \"int8\", layout = \"trailing\" }",
-                )
-            }
-
-            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<EncodeFile, E> {
-                Ok(EncodeFile::Name(name.to_owned()))
-            }
-
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, map: A) -> Result<EncodeFile, A::Error> {
-                let table = serde::de::value::MapAccessDeserializer::new(map);
-                EncodeTable::deserialize(table).map(EncodeFile::Table)
-            }
-        }
-
-        deserializer.deserialize_any(Form)
-    }
-}
-
-/// The long form of `encode`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct EncodeTable {
-    /// The encoding's name.
-    pub encoding: String,
-    /// Where scale and bias stand.
-    #[serde(default)]
-    pub layout: Layout,
 }
 
 /// What to do about values that a gate finds.
@@ -205,39 +144,6 @@ pub struct Policy {
     pub retention: Retention,
 }
 
-#[derive(Debug, Clone)]
-struct Rule {
-    pattern: Pattern,
-    written: CanonicalRule,
-}
-
-/// A rule in the one form that its digest covers: aliases resolved, defaults filled in.
-#[derive(Debug, Clone, Serialize)]
-struct CanonicalRule {
-    #[serde(rename = "match")]
-    pattern: String,
-    drop: bool,
-    encoding: Encoding,
-    layout: Layout,
-    rename: Option<String>,
-}
-
-/// What a policy says about one tensor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Treatment {
-    /// Leave it out.
-    Drop,
-    /// Put it into the snapshot.
-    Publish {
-        /// Under this name.
-        name: TensorName,
-        /// In this encoding.
-        encoding: Encoding,
-        /// With scale and bias there.
-        layout: Layout,
-    },
-}
-
 impl Policy {
     /// Reads a policy.
     ///
@@ -323,64 +229,6 @@ impl Default for Policy {
     fn default() -> Self {
         Self::parse(DEFAULT_POLICY).expect("the default policy parses")
     }
-}
-
-impl Rule {
-    fn check(rule: RuleFile) -> Result<Self, DocumentError> {
-        let RuleFile { pattern: text, drop, encode, rename } = rule;
-        let pattern = Pattern::parse(&text)?;
-        if drop && (encode.is_some() || rename.is_some()) {
-            return Err(DocumentError::malformed(DOCUMENT, "drop stands alone, without encode and rename"));
-        }
-        let (encoding, layout) = match encode {
-            None => ("keep".to_owned(), Layout::default()),
-            Some(EncodeFile::Name(name)) => (name, Layout::default()),
-            Some(EncodeFile::Table(table)) => (table.encoding, table.layout),
-        };
-        let encoding = Encoding::from_name(&encoding).ok_or_else(|| {
-            let names: Vec<_> = Encoding::ALL.iter().map(|known| known.as_str()).collect();
-            let why = format!(
-                "unknown encoding {:?}; this version writes {} (and int8 for int8_sbf32)",
-                shorten(&encoding),
-                names.join(", ")
-            );
-            DocumentError::malformed(DOCUMENT, why)
-        })?;
-        if let Some(template) = &rename {
-            check_template(template, pattern.wildcards())?;
-        }
-        Ok(Self { pattern, written: CanonicalRule { pattern: text, drop, encoding, layout, rename } })
-    }
-}
-
-/// Every `$` in a replacement is followed by the number of a wildcard of the pattern.
-fn check_template(template: &str, wildcards: usize) -> Result<(), DocumentError> {
-    if template.len() > limits::PATTERN_BYTES {
-        let why = format!("rename has at most {} bytes", limits::PATTERN_BYTES);
-        return Err(DocumentError::malformed(DOCUMENT, why));
-    }
-    for behind in template.split('$').skip(1) {
-        let digit = behind.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0);
-        if digit == 0 || digit as usize > wildcards {
-            let why = match wildcards {
-                0 => "rename: '$' stands for a wildcard, and match has none".to_owned(),
-                _ => format!("rename: '$' is followed by a wildcard's number; match has {wildcards}"),
-            };
-            return Err(DocumentError::malformed(DOCUMENT, why));
-        }
-    }
-    Ok(())
-}
-
-fn substitute(template: &str, captures: &[&str]) -> String {
-    let mut parts = template.split('$');
-    let mut name = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let digit = part.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0) as usize;
-        name.push_str(digit.checked_sub(1).and_then(|at| captures.get(at)).copied().unwrap_or_default());
-        name.push_str(part.get(1..).unwrap_or_default());
-    }
-    name
 }
 
 #[cfg(test)]
