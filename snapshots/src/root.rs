@@ -14,6 +14,7 @@ use crate::error::{Class, Result, StoreError};
 #[derive(Debug, Clone)]
 pub struct Root {
     store: Arc<dyn ObjectStore>,
+    folder: PathBuf,
 }
 
 /// Whether a store that is not there yet is made.
@@ -56,7 +57,7 @@ impl Root {
         }
         let store =
             LocalFileSystem::new_with_prefix(&path).map_err(|error| StoreError::store(&shown, &error))?;
-        Ok(Self { store: Arc::new(store.with_fsync(true)) })
+        Ok(Self { store: Arc::new(store.with_fsync(true)), folder: path })
     }
 
     /// The store.
@@ -65,11 +66,32 @@ impl Root {
         &*self.store
     }
 
+    /// Refuses a key whose path has a link in it: a link below the root may lead out of the store, and a store is
+    /// nobody's to redirect.
+    fn check_links(&self, key: &Key) -> Result<()> {
+        let mut path = self.folder.clone();
+        for part in key.parts() {
+            path.push(part.as_ref());
+            match std::fs::symlink_metadata(&path) {
+                Ok(found) if found.is_symlink() => {
+                    let why = "it is a link, which a store does not follow; put what it points at in its place, \
+                               or link the store's root as a whole";
+                    return Err(StoreError::new(Class::Refused, path.display(), why));
+                }
+                Ok(_) => {}
+                // What is not there, or cannot be looked at, is the operation's own to tell.
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
     /// Writes `bytes` under `key` if nothing is there yet. Durable when it returns.
     ///
     /// # Errors
     /// [`StoreError`] where the store fails; an object that is there already is no error.
     pub async fn put_if_absent(&self, key: &Key, bytes: Bytes) -> Result<Put> {
+        self.check_links(key)?;
         match self.store.put_opts(key, PutPayload::from_bytes(bytes), PutMode::Create.into()).await {
             Ok(_) => Ok(Put::Written),
             Err(object_store::Error::AlreadyExists { .. }) => Ok(Put::Present),
@@ -82,6 +104,7 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn put_advice(&self, key: &Key, bytes: Bytes) -> Result<()> {
+        self.check_links(key)?;
         let put = self.store.put(key, PutPayload::from_bytes(bytes)).await;
         put.map(drop).map_err(|error| StoreError::store(key, &error))
     }
@@ -91,6 +114,7 @@ impl Root {
     /// # Errors
     /// [`Class::Integrity`] where the object is larger than `limit` bytes; else as the store fails.
     pub async fn get(&self, key: &Key, limit: usize) -> Result<Option<Bytes>> {
+        self.check_links(key)?;
         let found = match self.store.get(key).await {
             Ok(found) => found,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -108,6 +132,7 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn size(&self, key: &Key) -> Result<Option<u64>> {
+        self.check_links(key)?;
         match self.store.head(key).await {
             Ok(found) => Ok(Some(found.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),

@@ -13,6 +13,7 @@
 )]
 
 mod binary;
+mod bug_log;
 mod commands;
 mod crash;
 mod damage;
