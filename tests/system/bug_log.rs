@@ -15,8 +15,11 @@ fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
 
+/// A name, rows and width, what fills it, and where it starts if it is a slice.
+type Table<'a> = (&'a str, [usize; 2], f32, Option<[usize; 2]>);
+
 /// A safetensors file of F32 tables, filled with one number each, and where each table's slice starts.
-fn tables(tables: &[(&str, [usize; 2], f32, Option<[usize; 2]>)]) -> Vec<u8> {
+fn tables(tables: &[Table<'_>]) -> Vec<u8> {
     let (mut header, mut data, mut sharding) = (serde_json::Map::new(), Vec::new(), serde_json::Map::new());
     for &(name, [rows, width], fill, offsets) in tables {
         let begin = data.len();
