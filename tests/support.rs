@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+pub mod torch;
+
 /// Writes a safetensors file of `tables` embedding tables of `rows` x `width` F32, without holding it in memory. The
 /// values are uniform in -0.5 to 0.5, the same in every run.
 ///

@@ -21,6 +21,7 @@ mod fixtures;
 mod gates;
 mod golden;
 mod hostile;
+mod large;
 mod odd;
 mod outside;
 mod races;
