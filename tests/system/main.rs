@@ -23,3 +23,4 @@ mod hostile;
 mod odd;
 mod outside;
 mod races;
+mod torch_save;
