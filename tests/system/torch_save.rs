@@ -33,12 +33,12 @@ fn an_unknown_class_beside_tensors_is_refused_with_a_way_out() {
     let real = checkpoint("pt_complex_sparse_refuse/mixed.pt");
     std::fs::write(
         &path,
-        altered(&real, b"torch._utils\n_rebuild_qtensor", b"my.train_cfg\nHyperParameters"),
+        altered(&real, b"torch._utils\n_rebuild_qtensor", b"my.train_conf\nHyperParameters"),
     )
     .unwrap();
     let run = store.publish(&path, &[]);
     assert_eq!(run.failed(4), "forbidden_global");
-    for word in ["mixed.pt", "my.train_cfg.HyperParameters", "state_dict()", "nothing of it was run"] {
+    for word in ["mixed.pt", "my.train_conf.HyperParameters", "state_dict()", "nothing of it was run"] {
         assert!(run.stderr.contains(word), "{word}: {run:?}");
     }
     assert!(!store.root().join("models").exists());

@@ -294,7 +294,7 @@ mod tests {
         let zip = b"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0";
         let whole = [zip.as_slice(), b"PK\x05\x06", &[0; 18]].concat();
         for (name, content, word) in [
-            ("legacy.pt", b"\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19.", "before 1.6"),
+            ("legacy.pt", b"\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19.".as_slice(), "1.6"),
             ("model.pkl", b"\x80\x04\x95abc", "pickle"),
             ("__0_0.distcp", zip.as_slice(), "folder"),
             ("model.tar.gz", b"\x1F\x8B\x08\0", "gzip"),

@@ -168,7 +168,6 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::Others;
-    use crate::error::Class;
     use crate::source::Source;
 
     fn checkpoint(tensors: &[(&str, Dtype, &[u64])]) -> Checkpoint {
