@@ -4,9 +4,13 @@ use std::sync::{Arc, OnceLock};
 
 use weighbridge_schemas::checkpoint::Format;
 use weighbridge_schemas::dtype::{Dtype, element_count};
+use weighbridge_schemas::error::shorten;
 use weighbridge_schemas::ids::Fingerprint;
+use weighbridge_schemas::limits;
 use weighbridge_schemas::names::TensorName;
 
+use crate::error::ReadError;
+use crate::read::unpack::Unpacker;
 use crate::source::{Source, SourceFile};
 
 /// A checkpoint, listed: its tensors tile exactly, and no tensor byte has been read yet.
@@ -20,8 +24,57 @@ pub struct Checkpoint {
     pub fingerprint: Fingerprint,
     /// The tensors, sorted by name, each name once.
     pub tensors: Vec<Tensor>,
+    /// Tensors that cannot be read (sparse, quantized, complex...), each with the reason, sorted by name. Whoever
+    /// wants one of them gets the error.
+    pub unreadable: Vec<(TensorName, ReadError)>,
+    /// What is no tensor, and was passed over.
+    pub others: Others,
     /// What was passed over, and why: one line each, for people.
     pub notes: Vec<String>,
+}
+
+/// The entries of a checkpoint that are no tensors: step counters, texts, settings.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// The first [`limits::OTHERS`] of them, in the order of writing.
+    pub listed: Vec<Other>,
+    /// How many there are in all.
+    pub count: u64,
+}
+
+/// An entry that is no tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Other {
+    /// Its name, shortened where no tensor may have it.
+    pub name: String,
+    /// What it is, by Python's name: `int`, `str`, `list`...; `object` where only its bytes' place is known.
+    pub kind: &'static str,
+}
+
+impl Others {
+    /// Most notes about single entries; the rest is counted.
+    const NOTES: usize = 50;
+
+    /// Takes up an entry.
+    pub fn add(&mut self, name: &str, kind: &'static str) {
+        self.count += 1;
+        if self.listed.len() < limits::OTHERS {
+            let fits = name.len() <= limits::TENSOR_NAME_BYTES;
+            self.listed.push(Other { name: if fits { name.to_owned() } else { shorten(name) }, kind });
+        }
+    }
+
+    /// What was passed over, for people.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let note = |other: &Other| format!("{}: not a tensor, passed over", other.name.escape_debug());
+        let mut notes: Vec<_> = self.listed.iter().take(Self::NOTES).map(note).collect();
+        let more = self.count.saturating_sub(notes.len() as u64);
+        if more > 0 {
+            notes.push(format!("and {more} more entries that are no tensors were passed over"));
+        }
+        notes
+    }
 }
 
 /// A logical tensor, whole, whatever files it lies in.
@@ -92,6 +145,39 @@ pub enum Location {
         /// The storage, once the archive's records have been read.
         storage: OnceLock<Strided>,
     },
+    /// The same, as one zstd frame: it is unpacked as a whole, and read from there.
+    ZstdItem {
+        /// The file.
+        file: Arc<SourceFile>,
+        /// The frame's first byte.
+        offset: u64,
+        /// The frame's length in bytes.
+        length: u64,
+        /// The storage within the unpacked archive, once that has been read.
+        storage: OnceLock<Strided>,
+        /// Who unpacks it.
+        unpacker: Arc<Unpacker>,
+    },
+    /// Elements of a torch.save file, which may share their storage with other tensors.
+    Strided {
+        /// The file.
+        file: Arc<SourceFile>,
+        /// Where in it they lie.
+        storage: Strided,
+    },
+}
+
+impl Location {
+    /// The file that holds the bytes.
+    #[must_use]
+    pub const fn file(&self) -> &Arc<SourceFile> {
+        match self {
+            Self::Dense { file, .. }
+            | Self::TorchItem { file, .. }
+            | Self::ZstdItem { file, .. }
+            | Self::Strided { file, .. } => file,
+        }
+    }
 }
 
 /// Elements in a file, in an order of their own.

@@ -84,6 +84,12 @@ classes! {
     ZipDuplicateEntry = "zip_duplicate_entry";
     /// A compressed zip record.
     ZipCompressed = "zip_compressed";
+    /// A zip record whose bytes do not have the CRC-32 that the archive records.
+    ZipCrc = "zip_crc";
+    /// A zstd frame that is broken, or followed by something.
+    ZstdMalformed = "zstd_malformed";
+    /// The scratch folder cannot hold an item that has to be unpacked: absent, full, or not writable.
+    Scratch = "scratch";
     /// A storage whose length is not elements times item size.
     StorageSizeMismatch = "storage_size_mismatch";
     /// A view that reaches outside its storage.
@@ -158,11 +164,11 @@ impl ReadError {
         self.tensor.as_deref()
     }
 
-    /// What the failure asks for. A checkpoint that changes, or whose save has not finished, may be right later.
+    /// What the failure asks for. A checkpoint that changes, or whose save has not finished, may be right later; so may a full disk.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self.class {
-            Class::CheckpointChanged | Class::DcpNoMetadata => Kind::Transient,
+            Class::CheckpointChanged | Class::DcpNoMetadata | Class::Scratch => Kind::Transient,
             _ => Kind::Permanent,
         }
     }

@@ -33,6 +33,8 @@ pub struct Source {
     open: Arc<OpenFiles>,
     /// How many more bytes of metadata may be read.
     metadata_left: Arc<AtomicU64>,
+    /// Where items go that have to be unpacked as a whole.
+    scratch: Option<PathBuf>,
 }
 
 /// A file of a checkpoint, pinned as it was when first seen.
@@ -99,6 +101,7 @@ impl Source {
             files: Mutex::default(),
             open: Arc::default(),
             metadata_left: Arc::new(AtomicU64::new(MEMORY / limits::METADATA_SHARE)),
+            scratch: None,
         })
     }
 
@@ -107,6 +110,20 @@ impl Source {
     pub fn with_memory(mut self, memory: u64) -> Self {
         self.metadata_left = Arc::new(AtomicU64::new(memory / limits::METADATA_SHARE));
         self
+    }
+
+    /// Gives a folder for items that have to be unpacked as a whole. What is put there has no name, and is gone when
+    /// the process ends.
+    #[must_use]
+    pub fn with_scratch(mut self, folder: &Path) -> Self {
+        self.scratch = Some(folder.to_path_buf());
+        self
+    }
+
+    /// The folder for items that have to be unpacked as a whole.
+    #[must_use]
+    pub fn scratch(&self) -> Option<&Path> {
+        self.scratch.as_deref()
     }
 
     /// The name of the one file that was named; `None` for a folder.

@@ -77,7 +77,11 @@ impl std::error::Error for Failure {}
 
 impl From<ReadError> for Failure {
     fn from(error: ReadError) -> Self {
-        let exit = if error.class() == ReadClass::NotFound { Exit::NotFound } else { Exit::BadCheckpoint };
+        let exit = match error.class() {
+            ReadClass::NotFound => Exit::NotFound,
+            ReadClass::Scratch => Exit::Failed,
+            _ => Exit::BadCheckpoint,
+        };
         Self { kind: error.kind(), class: error.class().as_str(), message: error.to_string(), exit }
     }
 }
@@ -98,6 +102,7 @@ impl From<StoreError> for Failure {
 impl From<SelectError> for Failure {
     fn from(error: SelectError) -> Self {
         let (class, exit) = match error {
+            SelectError::Unreadable(error) => return error.into(),
             SelectError::BadName { .. } | SelectError::Collision { .. } => ("policy_mismatch", Exit::Usage),
             SelectError::NothingLeft { .. } => (ReadClass::NoTensors.as_str(), Exit::BadCheckpoint),
             SelectError::RowTooWide { .. } => (ReadClass::LimitExceeded.as_str(), Exit::BadCheckpoint),

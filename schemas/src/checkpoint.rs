@@ -31,6 +31,8 @@ pub enum Format {
     Safetensors,
     /// PyTorch Distributed Checkpoint: `.metadata` and `.distcp` files.
     Dcp,
+    /// One file that `torch.save` wrote, in its zip layout.
+    TorchSave,
 }
 
 impl Format {
@@ -40,6 +42,7 @@ impl Format {
         match self {
             Self::Safetensors => "safetensors",
             Self::Dcp => "dcp",
+            Self::TorchSave => "torch_save",
         }
     }
 }

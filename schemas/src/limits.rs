@@ -5,6 +5,8 @@
 pub const NAME_BYTES: usize = 128;
 /// Longest tensor name, in bytes of UTF-8.
 pub const TENSOR_NAME_BYTES: usize = 1024;
+/// Most bytes of all tensor names of one torch.save file together: keys that are shared add up.
+pub const TENSOR_NAMES_BYTES: usize = 128 << 20;
 /// Most dimensions of a tensor.
 pub const DIMENSIONS: usize = 16;
 /// Most tensors of a checkpoint.
@@ -43,8 +45,25 @@ pub const PICKLE_BYTES: u64 = 64 << 20;
 pub const PICKLE_DEPTH: usize = 256;
 /// Most opcodes that one pickle may hold.
 pub const PICKLE_OPCODES: u64 = 200_000_000;
-/// Most entries of a zip archive inside a distributed checkpoint's file.
+/// Most entries of a zip archive inside a distributed checkpoint's file; torch writes seven.
 pub const ZIP_ENTRIES: u64 = 65_536;
+/// Most entries of a torch.save file: one for every storage, and a few more.
+pub const TORCH_SAVE_ENTRIES: u64 = TENSORS as u64 + 16;
+/// Largest central directory of a zip archive, in bytes for each entry that it may have; torch writes some 70.
+pub const ZIP_DIRECTORY_ENTRY_BYTES: u64 = 256;
+/// Most values that the objects of a torch.save file may hold in all, each counted wherever it is reached.
+pub const OBJECT_VALUES: usize = 4_000_000;
+/// Most entries without tensors (numbers, texts) of a checkpoint that are listed by name; the rest are counted.
+pub const OTHERS: usize = 10_000;
+/// Most bytes, dense, of all tensors of a torch.save file that are expanded: larger than the storage they view.
+pub const EXPANDED_BYTES: u64 = 1 << 30;
+/// How many times a torch.save file's length its tensors may take, dense and all together, [`EXPANDED_BYTES`] aside:
+/// many names may share one storage, and each becomes a tensor of its own.
+pub const SHARED_TIMES: u64 = 64;
+/// Most that an unpacked item of a distributed checkpoint may take beyond its elements, in bytes.
+pub const ITEM_SLACK_BYTES: u64 = 128 << 10;
+/// Largest window of a zstd frame, as a power of two of bytes: what levels up to 19 use. It is memory.
+pub const ZSTD_WINDOW_LOG: u32 = 23;
 
 /// The share of the memory budget that a checkpoint's metadata may have in bytes, as a divisor: parsed, and turned into
 /// a listing, a byte of it takes up to about so many.

@@ -25,3 +25,4 @@ mod large;
 mod odd;
 mod outside;
 mod races;
+mod torch_save;

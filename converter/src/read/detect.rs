@@ -17,13 +17,15 @@ const FIRST_BYTES: u64 = 4096;
 /// The length of a zip archive's end record, which stands last.
 const ZIP_END_BYTES: u64 = 22;
 
-const TORCH_SAVE: &str = "torch.save files are not read in this version; save with torch.distributed.checkpoint \
-                          or safetensors instead";
+/// What the first torch versions wrote, and `_use_new_zipfile_serialization=False` writes: pickles and bytes in a row.
+const LEGACY: &[u8] = b"\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19";
+/// How a file of another kind becomes one that is read.
+const SAVE_ANEW: &str =
+    "load it with torch.load(..., weights_only=True), and save that with torch.save of torch 1.6 or later";
 
 /// First bytes of files that are no checkpoint, and what they are of.
 const FOREIGN: &[(&[u8], &str)] = &[
-    (b"\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19", "a torch.save file of PyTorch before 1.6"),
-    (ZIP, "a zip archive (torch.save writes these)"),
+    (LEGACY, "a torch.save file in the layout from before PyTorch 1.6, which is no zip archive"),
     (b"version https://git-lfs", "a Git LFS pointer, whose content was not fetched (git lfs pull)"),
     (b"\x1F\x8B", "a gzip file; unpack it first"),
     (b"\x28\xB5\x2F\xFD", "a zstd file; unpack it first"),
@@ -48,7 +50,13 @@ pub(crate) fn foreign_kind(first: &[u8]) -> Option<&'static str> {
 pub fn format(source: &Source) -> Result<Format> {
     match source.entry() {
         Some(name) => of_file(source, source.file(name)?.as_ref()),
-        None => of_folder(&source.names()?),
+        None => {
+            let names = source.names()?;
+            match of_folder(&names)? {
+                Format::TorchSave => of_file(source, source.file(&only_torch_save(&names)?)?.as_ref()),
+                format => Ok(format),
+            }
+        }
     }
 }
 
@@ -62,7 +70,27 @@ fn of_folder(names: &[String]) -> Result<Format> {
             "the folder holds both a distributed checkpoint and safetensors files; say which one with --format dcp \
              or --format safetensors",
         )),
-        (false, false) => Err(no_checkpoint(names)),
+        (false, false) => only_torch_save(names).map(|_| Format::TorchSave),
+    }
+}
+
+/// Whether a file of this name is one that `torch.save` wrote, by custom.
+fn is_torch_save(name: &str) -> bool {
+    [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix))
+}
+
+/// The only torch.save file of a folder.
+pub(crate) fn only_torch_save(names: &[String]) -> Result<String> {
+    let found: Vec<_> = names.iter().filter(|name| is_torch_save(name)).collect();
+    match found.as_slice() {
+        [] => Err(no_checkpoint(names)),
+        [name] => Ok((*name).clone()),
+        several => Err(unsupported(format!(
+            "the folder holds {} files that torch.save may have written ({}), which are not read together; name one \
+             of them, or save them as one state dict or as safetensors",
+            several.len(),
+            index::list(several)
+        ))),
     }
 }
 
@@ -79,10 +107,7 @@ pub(crate) fn no_checkpoint(names: &[String]) -> ReadError {
     if names.is_empty() {
         return unsupported("the folder is empty: there is no file directly in it");
     }
-    let held = format!("the folder holds no checkpoint that can be read, only {}", index::list(names));
-    let is_torch =
-        |name: &String| [".pt", ".pth", ".bin", ".ckpt"].iter().any(|suffix| name.ends_with(suffix));
-    if names.iter().any(is_torch) { unsupported(format!("{held}; {TORCH_SAVE}")) } else { unsupported(held) }
+    unsupported(format!("the folder holds no checkpoint that can be read, only {}", index::list(names)))
 }
 
 fn of_file(source: &Source, file: &SourceFile) -> Result<Format> {
@@ -99,14 +124,14 @@ fn of_file(source: &Source, file: &SourceFile) -> Result<Format> {
     if is_safetensors(&first) || index::is_json(&first) {
         return Ok(Format::Safetensors);
     }
-    if let Some(kind) = foreign_kind(&first) {
+    if first.starts_with(ZIP) {
         // PyTorch's HuggingFaceStorageWriter can put a zip archive in front of a safetensors header: the
         // safetensors reader tells that one better.
-        let is_torch_save = !first.starts_with(ZIP) || !name.ends_with(".safetensors") || ends_as_zip(file)?;
-        if is_torch_save {
-            return Err(foreign(kind).in_file(name));
-        }
-        return Ok(Format::Safetensors);
+        let is_torch_save = !name.ends_with(".safetensors") || ends_as_zip(file)?;
+        return Ok(if is_torch_save { Format::TorchSave } else { Format::Safetensors });
+    }
+    if let Some(error) = foreign(&first) {
+        return Err(error.in_file(name));
     }
     if is_pickle(&first) {
         return of_pickle(source, name);
@@ -127,7 +152,24 @@ fn of_pickle(source: &Source, name: &str) -> Result<Format> {
     if source.names()?.iter().any(|name| name.ends_with(".distcp")) {
         return Ok(Format::Dcp);
     }
-    Err(unsupported(format!("it is a bare pickle, which no checkpoint is; {TORCH_SAVE}")).in_file(name))
+    Err(bare_pickle().in_file(name))
+}
+
+fn bare_pickle() -> ReadError {
+    unsupported("it is a bare pickle, which is a program and no checkpoint; save tensors with torch.save")
+}
+
+/// Checks that `file` begins as `torch.save` begins it, and says what it is instead.
+pub(crate) fn check_torch_save(file: &SourceFile) -> Result<()> {
+    let first = file.read_vec_at(0, file.len().min(FIRST_BYTES))?;
+    if first.starts_with(ZIP) {
+        return Ok(());
+    }
+    Err(match foreign(&first) {
+        Some(error) => error,
+        None if is_pickle(&first) => bare_pickle(),
+        None => unknown(&first),
+    })
 }
 
 /// Protocols 2 to 5 begin with their number.
@@ -140,9 +182,11 @@ fn ends_as_zip(file: &SourceFile) -> Result<bool> {
     Ok(file.read_vec_at(end, 4)? == b"PK\x05\x06")
 }
 
-fn foreign(kind: &str) -> ReadError {
-    let way_out = if kind.contains("torch.save") { format!("; {TORCH_SAVE}") } else { String::new() };
-    unsupported(format!("it is {kind}{way_out}"))
+/// What is wrong with a file that begins with `first`, where it is known to be no checkpoint.
+fn foreign(first: &[u8]) -> Option<ReadError> {
+    let kind = foreign_kind(first)?;
+    let way_out = if first.starts_with(LEGACY) { format!("; {SAVE_ANEW}") } else { String::new() };
+    Some(unsupported(format!("it is {kind}{way_out}")))
 }
 
 fn unknown(first: &[u8]) -> ReadError {
@@ -151,7 +195,7 @@ fn unknown(first: &[u8]) -> ReadError {
     }
     let shown = first.get(..8).unwrap_or(first);
     unsupported(format!(
-        "it is neither safetensors nor an index nor a distributed checkpoint; it begins with bytes {shown:02X?}"
+        "it is neither safetensors nor an index nor a torch.save file nor a distributed checkpoint; it begins with bytes {shown:02X?}"
     ))
 }
 
@@ -202,7 +246,17 @@ mod tests {
         }
         assert!(refusal(of_names(&[".metadata", "a.safetensors"])).contains("--format"));
         assert!(refusal(of_names(&[])).contains("empty"));
-        assert!(refusal(of_names(&["model.pt"])).contains("torch.save"));
+        let zip = b"PK\x03\x04".as_slice();
+        for name in ["model.pt", "pytorch_model.bin", "last.ckpt"] {
+            let beside = [(name, zip), ("config.json", b"{}"), ("vocab.txt", b"")];
+            assert_eq!(detect(&beside, None), Ok(Format::TorchSave), "{name}");
+        }
+        assert!(refusal(of_names(&["model.pt"])).contains("empty"));
+        let shards = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"];
+        for names in [&["model.pt", "optimizer.pt"][..], &shards] {
+            let message = refusal(of_names(names));
+            assert!(message.contains(names[0]) && message.contains("name one of them"), "{message}");
+        }
         assert!(refusal(of_names(&["config.json", "notes.txt"])).contains("config.json, notes.txt"));
     }
 
@@ -223,6 +277,11 @@ mod tests {
         ] {
             assert_eq!(of_content(name, content), Ok(Format::Safetensors), "{name} {content:?}");
         }
+        let zip = b"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0";
+        let whole = [zip.as_slice(), b"PK\x05\x06", &[0; 18]].concat();
+        for (name, content) in [("model.pt", zip.as_slice()), ("x", zip), ("model.safetensors", &whole)] {
+            assert_eq!(of_content(name, content), Ok(Format::TorchSave), "{name}");
+        }
         assert_eq!(of_content(".metadata", b"\x80\x04"), Ok(Format::Dcp));
         assert_eq!(
             detect(&[("copy", b"\x80\x04\x95"), ("__0_0.distcp", b"")], Some("copy")),
@@ -235,11 +294,9 @@ mod tests {
         let zip = b"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0";
         let whole = [zip.as_slice(), b"PK\x05\x06", &[0; 18]].concat();
         for (name, content, word) in [
-            ("model.pt", zip.as_slice(), "torch.save"),
-            ("model.safetensors", &whole, "torch.save"),
-            ("legacy.pt", b"\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19.", "before 1.6"),
+            ("legacy.pt", b"\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19.".as_slice(), "1.6"),
             ("model.pkl", b"\x80\x04\x95abc", "pickle"),
-            ("__0_0.distcp", zip, "folder"),
+            ("__0_0.distcp", zip.as_slice(), "folder"),
             ("model.tar.gz", b"\x1F\x8B\x08\0", "gzip"),
             ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
             ("model.pt", b"P", "begins with bytes [50]"),

@@ -9,25 +9,31 @@ use crate::checkpoint::Checkpoint;
 use crate::error::Result;
 use crate::source::Source;
 
+mod archive;
 pub mod dcp;
 pub mod detect;
+mod flatten;
 mod header;
 mod index;
 mod json;
 pub mod pickle;
 pub mod safetensors;
+mod saved_tensor;
 pub mod torch_item;
+pub mod torch_save;
+pub mod unpack;
 mod zip;
 
 /// Opens the checkpoint at `path` (a folder, or one file) and lists its tensors, within a `memory` budget in bytes.
-/// Without a `format` it is found out by content.
+/// Without a `format` it is found out by content. Items that have to be unpacked as a whole go to the folder `scratch`.
 ///
 /// # Errors
 /// A [`crate::error::ReadError`] that names the file, and the tensor where there is one.
-pub fn open(path: &Path, format: Option<Format>, memory: u64) -> Result<Checkpoint> {
-    let source = Source::open(path)?.with_memory(memory);
+pub fn open(path: &Path, format: Option<Format>, memory: u64, scratch: &Path) -> Result<Checkpoint> {
+    let source = Source::open(path)?.with_memory(memory).with_scratch(scratch);
     match format.map_or_else(|| detect::format(&source), Ok)? {
         Format::Safetensors => safetensors::open(source),
         Format::Dcp => dcp::open(source),
+        Format::TorchSave => torch_save::open(source),
     }
 }

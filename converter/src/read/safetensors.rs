@@ -19,7 +19,7 @@ use weighbridge_schemas::ids::Fingerprint;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::TensorName;
 
-use crate::checkpoint::{Checkpoint, Location, Slice, Tensor};
+use crate::checkpoint::{Checkpoint, Location, Others, Slice, Tensor};
 use crate::error::{Class, ReadError, Result};
 use crate::read::header::{self, Entry, Header};
 use crate::read::{detect, index};
@@ -281,6 +281,8 @@ impl Listing {
             format: Format::Safetensors,
             fingerprint: Fingerprint::from_bytes(*self.digest.finalize().as_bytes()),
             tensors,
+            unreadable: Vec::new(),
+            others: Others::default(),
             notes: self.notes,
         })
     }

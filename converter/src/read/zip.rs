@@ -1,4 +1,4 @@
-//! The records of the zip archives that `torch.save` writes, as far as reading tensors needs them.
+//! The records of the zip archives that `torch.save` writes, whole files or items of a distributed checkpoint.
 //!
 //! An archive ends with an end-of-central-directory record, before which stand (always, in torch's files) a ZIP64 end
 //! record and its locator; they point to the central directory, which lists every entry's name, size and local
@@ -29,8 +29,6 @@ const ENTRY: usize = 46;
 pub(super) const LOCAL: usize = 30;
 /// How much of an archive's end [`find_directory`] needs, at most.
 pub(super) const TAIL: u64 = (END + LOCATOR + END64) as u64;
-/// Largest central directory, in bytes.
-const DIRECTORY_BYTES: u64 = 8 << 20;
 
 /// A value that says: see the ZIP64 record.
 const SEE_ZIP64: u64 = 0xffff_ffff;
@@ -44,6 +42,8 @@ pub(super) struct Entry<'d> {
     pub(super) header: u64,
     /// The data's length in bytes.
     pub(super) length: u64,
+    /// The data's CRC-32.
+    pub(super) crc32: u32,
     /// Where the next entry, or the central directory, starts: the data ends there at the latest.
     pub(super) limit: u64,
 }
@@ -56,8 +56,9 @@ pub(super) struct Place {
     entries: u64,
 }
 
-/// Finds the central directory of an archive of `length` bytes by its last bytes, `tail` (at most [`TAIL`]).
-pub(super) fn find_directory(tail: &[u8], length: u64) -> Result<Place> {
+/// Finds the central directory, of at most `most` entries, of an archive of `length` bytes by its last bytes, `tail`
+/// (at most [`TAIL`]).
+pub(super) fn find_directory(tail: &[u8], length: u64, most: u64) -> Result<Place> {
     let (before, end) = tail.split_last_chunk::<END>().ok_or_else(no_end)?;
     if !end.starts_with(b"PK\x05\x06") || u16_at(end, 20)? != 0 {
         return Err(no_end());
@@ -84,10 +85,10 @@ pub(super) fn find_directory(tail: &[u8], length: u64) -> Result<Place> {
             format!("its directory of {size} bytes at {start} does not end at the end records, at {end_at}");
         return Err(malformed(why));
     }
-    if entries > limits::ZIP_ENTRIES || size > DIRECTORY_BYTES {
+    let most_bytes = most.saturating_mul(limits::ZIP_DIRECTORY_ENTRY_BYTES);
+    if entries > most || size > most_bytes {
         let why = format!(
-            "an archive of {entries} entries with a directory of {size} bytes; the most are {} and {DIRECTORY_BYTES}",
-            limits::ZIP_ENTRIES
+            "an archive of {entries} entries with a directory of {size} bytes; the most are {most} and {most_bytes}"
         );
         return Err(ReadError::new(Class::LimitExceeded, why));
     }
@@ -116,7 +117,11 @@ fn agree(narrow: [u64; 3], wide: [u64; 3]) -> Result<()> {
 
 /// An archive's entries, by name.
 #[derive(Debug)]
-pub(super) struct Directory<'d>(HashMap<&'d str, Entry<'d>>);
+pub(super) struct Directory<'d> {
+    by_name: HashMap<&'d str, Entry<'d>>,
+    /// Whether the archive records checksums. `torch.serialization.set_crc32_options(False)` leaves all of them 0.
+    pub(super) has_checksums: bool,
+}
 
 impl<'d> Directory<'d> {
     /// Reads the central directory that `bytes` is.
@@ -132,6 +137,7 @@ impl<'d> Directory<'d> {
             return Err(malformed(format!("{} bytes follow the directory's last entry", rest.len())));
         }
         bound(&mut entries, place.bytes.start)?;
+        let has_checksums = entries.iter().any(|entry| entry.crc32 != 0);
         let mut by_name = HashMap::with_capacity(entries.len());
         for entry in entries {
             if by_name.insert(entry.name, entry).is_some() {
@@ -139,7 +145,7 @@ impl<'d> Directory<'d> {
                 return Err(ReadError::new(Class::ZipDuplicateEntry, why));
             }
         }
-        Ok(Self(by_name))
+        Ok(Self { by_name, has_checksums })
     }
 
     /// The first entry of `bytes`, and what follows it.
@@ -159,7 +165,7 @@ impl<'d> Directory<'d> {
             let name = shorten(name);
             return Err(malformed(format!("{name:?} is stored, but has sizes {length} and {stored}")));
         }
-        Ok((Entry { name, header, length, limit: 0 }, rest))
+        Ok((Entry { name, header, length, crc32: u32_at(fixed, 16)?, limit: 0 }, rest))
     }
 
     /// The entry of this name.
@@ -171,12 +177,12 @@ impl<'d> Directory<'d> {
 
     /// The entry of this name, if there is one.
     pub(super) fn find(&self, name: &str) -> Option<Entry<'d>> {
-        self.0.get(name).copied()
+        self.by_name.get(name).copied()
     }
 
     /// What precedes `data.pkl` in its name: the folder that all of torch's entries lie in, with its `/`.
     pub(super) fn prefix(&self) -> Result<&'d str> {
-        let mut prefixes = self.0.keys().filter_map(|name| {
+        let mut prefixes = self.by_name.keys().filter_map(|name| {
             let prefix = name.strip_suffix("data.pkl")?;
             prefix.strip_suffix('/').is_some_and(|folder| !folder.contains('/')).then_some(prefix)
         });
@@ -325,7 +331,8 @@ pub(super) mod tests {
             bytes.extend(name.as_bytes());
             bytes.extend(b"FB\x05\0ZZZZZ");
             bytes.extend(*data);
-            directory.extend(b"PK\x01\x02\0\0\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0");
+            directory.extend(b"PK\x01\x02\0\0\0\0\x08\x08\0\0\0\0\0\0");
+            directory.extend(crc32fast::hash(data).to_le_bytes());
             directory.extend([sizes[1], sizes[1], [sizes[0][0], sizes[0][1], 0, 0]].concat());
             directory.extend([0; 10]);
             directory.extend(header.to_le_bytes());
@@ -355,7 +362,7 @@ pub(super) mod tests {
     /// The data of the entry `name`, read as a reader of files would.
     fn read(archive: &[u8], name: &str) -> Result<Vec<u8>> {
         let tail = archive.len().saturating_sub(at(TAIL));
-        let place = find_directory(&archive[tail..], archive.len() as u64)?;
+        let place = find_directory(&archive[tail..], archive.len() as u64, 100)?;
         let directory = &archive[at(place.bytes.start)..at(place.bytes.end)];
         let directory = Directory::parse(directory, &place)?;
         directory.prefix()?;

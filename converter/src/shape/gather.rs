@@ -14,13 +14,15 @@
 //! and block of rows; only elements that lie more than 4 KiB apart are read one by one.
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
 use weighbridge_schemas::dtype::Dtype;
+use weighbridge_schemas::limits;
 
-use crate::checkpoint::{Checkpoint, Location, Slice, Tensor};
+use crate::checkpoint::{Checkpoint, Location, Slice, Strided, Tensor};
 use crate::error::{Class, ReadError, Result};
 use crate::read::torch_item;
-use crate::source::SourceFile;
+use crate::read::unpack::Readable;
 
 /// Largest scratch buffer, in bytes.
 const SCRATCH_BYTES: usize = 1 << 20;
@@ -38,7 +40,7 @@ pub struct Scratch(Vec<u8>);
 ///
 /// # Errors
 /// [`Class::SizeMismatch`] where `out` is not a whole number of elements, or reaches beyond the tensor's end; what
-/// [`torch_item::locate`] and [`SourceFile::read_exact_at`] say; [`Class::DcpChunkBounds`],
+/// [`torch_item::locate`] and [`Readable::read_exact_at`] say; [`Class::DcpChunkBounds`],
 /// [`Class::DcpChunkMismatch`] or [`Class::DcpChunkGap`] where slices make no sense. What `out` then holds is of no
 /// use.
 pub fn read_elements(tensor: &Tensor, first: u64, out: &mut [u8], scratch: &mut Scratch) -> Result<()> {
@@ -46,7 +48,7 @@ pub fn read_elements(tensor: &Tensor, first: u64, out: &mut [u8], scratch: &mut 
 }
 
 /// Finds out where every slice of `checkpoint` lies, and that its file reaches that far. It reads the framing of
-/// every torch.save archive, and no tensor's bytes.
+/// every torch.save archive that is not packed, and no tensor's bytes.
 ///
 /// # Errors
 /// What [`torch_item::locate`] says, or [`Class::Truncated`]; the tensor and the file are named.
@@ -60,23 +62,27 @@ pub fn check_storages(checkpoint: &Checkpoint) -> Result<()> {
 }
 
 fn check_storage(slice: &Slice, dtype: Dtype) -> Result<()> {
+    // To look into a zstd frame takes as long as to read all of it.
+    if matches!(slice.location, Location::ZstdItem { .. }) {
+        return Ok(());
+    }
     let place = Place::of(slice, dtype)?;
     let end = place.offset.checked_add(place.extent);
-    if end.is_some_and(|end| end <= place.file.len()) {
+    if end.is_some_and(|end| end <= place.bytes.len()) {
         return Ok(());
     }
     let detail = format!(
         "the file ends at byte {}, but a slice of {} bytes lies at {}",
-        place.file.len(),
+        place.bytes.len(),
         place.extent,
         place.offset
     );
-    Err(ReadError::new(Class::Truncated, detail).in_file(place.file.name()))
+    Err(ReadError::new(Class::Truncated, detail).in_file(place.bytes.name()))
 }
 
 /// Where the elements of a slice lie.
 struct Place<'s> {
-    file: &'s SourceFile,
+    bytes: Readable<'s>,
     /// The byte of the first element.
     offset: u64,
     /// How many elements lie between neighbours, a number a dimension.
@@ -87,30 +93,48 @@ struct Place<'s> {
 
 impl<'s> Place<'s> {
     fn of(slice: &'s Slice, dtype: Dtype) -> Result<Self> {
-        let (file, offset, strides) = match &slice.location {
-            Location::Dense { file, offset } => (file, *offset, dense_strides(&slice.sizes).map(Cow::Owned)),
+        let (bytes, offset, strides) = match &slice.location {
+            Location::Dense { file, offset } => {
+                (Readable::File(file), *offset, dense_strides(&slice.sizes).map(Cow::Owned))
+            }
             Location::TorchItem { file, offset, length, storage } => {
-                let storage = match storage.get() {
-                    Some(storage) => storage,
-                    None => {
-                        let found = torch_item::locate(file, *offset, *length, dtype, &slice.sizes)?;
-                        // Whoever else was here at the same time has found the same.
-                        storage.get_or_init(|| found)
-                    }
-                };
-                (file, storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())))
+                let storage =
+                    once(storage, || torch_item::locate(file, *offset, *length, dtype, &slice.sizes))?;
+                (Readable::File(file), storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())))
+            }
+            Location::ZstdItem { file, offset, length, storage, unpacker } => {
+                let elements = slice.elements().saturating_mul(dtype.size());
+                let most = elements.saturating_add(limits::ITEM_SLACK_BYTES);
+                let item = Readable::Unpacked(unpacker.get(file, *offset, *length, most)?);
+                let storage = once(storage, || torch_item::locate_unpacked(&item, dtype, &slice.sizes))?;
+                (item, storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())))
+            }
+            Location::Strided { file, storage } => {
+                (Readable::File(file), storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())))
             }
         };
         let strides = strides.filter(|strides| strides.len() == slice.sizes.len());
         let place = strides.and_then(|strides| {
             let extent = extent(&slice.sizes, &strides, dtype.size())?;
             offset.checked_add(extent)?;
-            Some(Self { file, offset, strides, extent })
+            Some(Self { bytes: bytes.clone(), offset, strides, extent })
         });
         place.ok_or_else(|| {
             let detail = format!("the slice's size {:?} makes no sense with its strides", slice.sizes);
-            ReadError::new(Class::DcpChunkMismatch, detail).in_file(file.name())
+            ReadError::new(Class::DcpChunkMismatch, detail).in_file(bytes.name())
         })
+    }
+}
+
+/// What is known, or else is found out now.
+fn once(known: &OnceLock<Strided>, find: impl FnOnce() -> Result<Strided>) -> Result<&Strided> {
+    match known.get() {
+        Some(known) => Ok(known),
+        None => {
+            let found = find()?;
+            // Whoever else was here at the same time has found the same.
+            Ok(known.get_or_init(|| found))
+        }
     }
 }
 
@@ -258,7 +282,7 @@ impl Run {
             }
         }
         Some(Transfer {
-            file: place.file,
+            bytes: place.bytes.clone(),
             item: usize::try_from(item).ok()?,
             at: place.offset.checked_add(from.checked_mul(item)?)?,
             to: usize::try_from(to.checked_sub(self.first)?.checked_mul(item)?).ok()?,
@@ -321,7 +345,7 @@ fn walk(
 
 /// A copy out of one slice.
 struct Transfer<'s> {
-    file: &'s SourceFile,
+    bytes: Readable<'s>,
     /// The size of an element, in bytes.
     item: usize,
     /// The byte of the file where the first element lies.
@@ -351,7 +375,7 @@ impl Transfer<'_> {
     fn read_runs(&self, bytes: usize, axes: &[Axis], out: &mut [u8]) -> Result<()> {
         walk(axes, 0, self.to, &mut |from, to| {
             let place = out.get_mut(to..).and_then(|rest| rest.get_mut(..bytes)).ok_or_else(outside)?;
-            self.file.read_exact_at(place, self.at_byte(from)?)
+            self.bytes.read_exact_at(place, self.at_byte(from)?)
         })
     }
 
@@ -377,11 +401,11 @@ impl Transfer<'_> {
     fn fill(&self, stage: &Stage, count: usize, from: usize, scratch: &mut Vec<u8>) -> Result<()> {
         scratch.resize((count - 1).saturating_mul(stage.scratch_step).saturating_add(stage.span), 0);
         if stage.scratch_step == stage.split.from {
-            return self.file.read_exact_at(scratch, self.at_byte(from)?);
+            return self.bytes.read_exact_at(scratch, self.at_byte(from)?);
         }
         for (index, piece) in scratch.chunks_mut(stage.scratch_step).enumerate() {
             let piece = piece.get_mut(..stage.span).ok_or_else(outside)?;
-            self.file.read_exact_at(piece, self.at_byte(from + index * stage.split.from)?)?;
+            self.bytes.read_exact_at(piece, self.at_byte(from + index * stage.split.from)?)?;
         }
         Ok(())
     }
@@ -468,7 +492,7 @@ fn copy_items<const ITEM: usize>(read: &[u8], written: &mut [u8], axis: Axis) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, OnceLock};
+    use std::sync::Arc;
 
     use proptest::prelude::*;
     use proptest::sample::Index;
@@ -477,9 +501,9 @@ mod tests {
     use weighbridge_schemas::ids::Fingerprint;
 
     use super::*;
-    use crate::checkpoint::Strided;
+    use crate::checkpoint::Others;
     use crate::shape::tiling;
-    use crate::source::Source;
+    use crate::source::{Source, SourceFile};
 
     /// How a slice is stored.
     #[derive(Debug, Clone)]
@@ -618,13 +642,7 @@ mod tests {
     }
 
     fn strided(file: Arc<SourceFile>, offset: u64, strides: Vec<u64>) -> Location {
-        let length = file.len();
-        Location::TorchItem {
-            file,
-            offset: 0,
-            length,
-            storage: OnceLock::from(Strided { offset, strides, record: None }),
-        }
+        Location::Strided { file, storage: Strided { offset, strides, record: None } }
     }
 
     proptest! {
@@ -741,6 +759,8 @@ mod tests {
                 format: Format::Dcp,
                 fingerprint: Fingerprint::of(b""),
                 tensors: vec![tensor],
+                unreadable: Vec::new(),
+                others: Others::default(),
                 notes: Vec::new(),
             })
         };

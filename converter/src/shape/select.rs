@@ -10,6 +10,7 @@ use weighbridge_schemas::names::TensorName;
 use weighbridge_schemas::policy::{Policy, Treatment};
 
 use crate::checkpoint::{Checkpoint, Tensor};
+use crate::error::ReadError;
 
 /// One tensor that is published.
 #[derive(Debug)]
@@ -59,6 +60,9 @@ pub enum SelectError {
         /// The other.
         second: TensorName,
     },
+    /// A tensor that cannot be read, and that the policy does not drop.
+    #[error("{0}")]
+    Unreadable(ReadError),
     /// The policy drops every tensor.
     #[error("the policy drops all {count} tensors of the checkpoint; nothing is left to publish")]
     NothingLeft {
@@ -113,8 +117,16 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
             return Err(SelectError::Collision { name, first, second: tensor.name.clone() });
         }
     }
+    for (name, error) in &checkpoint.unreadable {
+        let treatment = policy.treat(name);
+        let treatment = treatment.map_err(|source| SelectError::BadName { tensor: name.clone(), source })?;
+        if !matches!(treatment, Treatment::Drop) {
+            return Err(SelectError::Unreadable(error.clone()));
+        }
+        selection.dropped.push(name.clone());
+    }
     if published.is_empty() {
-        return Err(SelectError::NothingLeft { count: checkpoint.tensors.len() });
+        return Err(SelectError::NothingLeft { count: selection.dropped.len() });
     }
     selection.published = published.into_values().collect();
     Ok(selection)
@@ -155,6 +167,7 @@ mod tests {
     use weighbridge_schemas::ids::Fingerprint;
 
     use super::*;
+    use crate::checkpoint::Others;
     use crate::source::Source;
 
     fn checkpoint(tensors: &[(&str, Dtype, &[u64])]) -> Checkpoint {
@@ -170,6 +183,8 @@ mod tests {
             format: Format::Safetensors,
             fingerprint: Fingerprint::of(b""),
             tensors: tensors.collect(),
+            unreadable: Vec::new(),
+            others: Others::default(),
             notes: Vec::new(),
         }
     }

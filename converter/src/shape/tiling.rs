@@ -15,7 +15,7 @@ use std::ops::Range;
 use weighbridge_schemas::dtype::element_count;
 use weighbridge_schemas::limits;
 
-use crate::checkpoint::{Location, Slice, Tensor};
+use crate::checkpoint::{Slice, Tensor};
 use crate::error::{Class, ReadError, Result};
 
 /// How many comparisons of two boxes a tensor may take. Slices in rows, columns and grids take next to none; thousands
@@ -99,9 +99,7 @@ fn overlap(first: &Slice, second: &Slice) -> ReadError {
 }
 
 fn file_name(slice: &Slice) -> &str {
-    match &slice.location {
-        Location::Dense { file, .. } | Location::TorchItem { file, .. } => file.name(),
-    }
+    slice.location.file().name()
 }
 
 /// The product of `sizes`, which fits 128 bits for sizes that lie in a tensor.
@@ -253,6 +251,7 @@ mod tests {
     use weighbridge_schemas::dtype::Dtype;
 
     use super::*;
+    use crate::checkpoint::Location;
     use crate::source::{Source, SourceFile};
 
     fn file() -> Arc<SourceFile> {

@@ -19,6 +19,9 @@ use super::publish::FormatOption;
 use super::{Context, MemoryOption, default_channel};
 use crate::error::{Failure, Result};
 
+/// How many entries that are no tensors are shown to people.
+const OTHERS_SHOWN: usize = 20;
+
 /// Look into a checkpoint or a snapshot: tensors, dtypes, shapes, encodings.
 ///
 /// A checkpoint is listed from its metadata, and the framing of every stored slice is checked; no tensor byte is read.
@@ -57,7 +60,7 @@ impl Inspect {
         let (format, metadata_only) = (self.format.format(), self.metadata_only);
         let memory = context.memory(&self.memory)?;
         let opened = tokio::task::spawn_blocking(move || {
-            let checkpoint = read::open(&path, format, memory)?;
+            let checkpoint = read::open(&path, format, memory, &std::env::temp_dir())?;
             if !metadata_only {
                 gather::check_storages(&checkpoint)?;
             }
@@ -100,12 +103,21 @@ fn show_checkpoint(context: &Context, checkpoint: &Checkpoint) {
             })
         })
         .collect();
+    let unreadable: Vec<_> = checkpoint
+        .unreadable
+        .iter()
+        .map(|(name, error)| json!({ "name": name, "class": error.class().as_str(), "message": error.to_string() }))
+        .collect();
+    let others: Vec<_> =
+        checkpoint.others.listed.iter().map(|one| json!({ "name": one.name, "kind": one.kind })).collect();
     let document = json!({
         "kind": "checkpoint",
         "format": checkpoint.format,
         "fingerprint": checkpoint.fingerprint,
         "bytes": total,
         "tensors": tensors,
+        "unreadable": unreadable,
+        "others": others,
         "notes": checkpoint.notes,
     });
     context.output.listing(&document, || {
@@ -123,10 +135,26 @@ fn show_checkpoint(context: &Context, checkpoint: &Checkpoint) {
             })
             .collect();
         let (count, format) = (checkpoint.tensors.len(), checkpoint.format.as_str());
-        let notes: String = checkpoint.notes.iter().map(|note| format!("note: {}\n", plain(note))).collect();
         let listing = table(&["tensor", "dtype", "shape", "size", "slices"], &rows);
-        format!("{listing}{count} tensors, {}, {format}\n{notes}", bytes(total))
+        format!("{listing}{count} tensors, {}, {format}\n{}", bytes(total), beside(checkpoint))
     });
+}
+
+/// What stands below the table: tensors that cannot be read, and what is no tensor.
+fn beside(checkpoint: &Checkpoint) -> String {
+    let unreadable = checkpoint
+        .unreadable
+        .iter()
+        .map(|(_, error)| format!("cannot be read: {}\n", plain(&error.to_string())));
+    let others = &checkpoint.others;
+    let listed = others.listed.iter().take(OTHERS_SHOWN);
+    let listed = listed.map(|one| format!("not a tensor: {} ({})\n", plain(&one.name), one.kind));
+    let more = others.count.saturating_sub(others.listed.len().min(OTHERS_SHOWN) as u64);
+    let more = (more > 0).then(|| format!("and {more} more that are no tensors\n"));
+    // The reader's notes tell people of others one by one too.
+    let told = |note: &&String| !note.contains("passed over");
+    let notes = checkpoint.notes.iter().filter(told).map(|note| format!("note: {}\n", plain(note)));
+    unreadable.chain(listed).chain(more).chain(notes).collect()
 }
 
 fn show_snapshot(context: &Context, found: &SnapshotManifest) {

@@ -77,6 +77,8 @@ pub(super) enum FormatOption {
     Safetensors,
     /// PyTorch Distributed Checkpoint.
     Dcp,
+    /// A file of torch.save.
+    TorchSave,
 }
 
 impl FormatOption {
@@ -85,6 +87,7 @@ impl FormatOption {
             Self::Auto => None,
             Self::Safetensors => Some(Format::Safetensors),
             Self::Dcp => Some(Format::Dcp),
+            Self::TorchSave => Some(Format::TorchSave),
         }
     }
 }

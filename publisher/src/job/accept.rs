@@ -15,7 +15,8 @@ use crate::error::{Failure, Result};
 /// As its reader fails.
 pub async fn accept(request: &Request, budget: Budget) -> Result<Checkpoint> {
     let (path, format) = (request.checkpoint.clone(), request.format);
-    let opened = tokio::task::spawn_blocking(move || read::open(&path, format, budget.memory));
+    let opened = move || read::open(&path, format, budget.memory, &std::env::temp_dir());
+    let opened = tokio::task::spawn_blocking(opened);
     Ok(opened.await.map_err(|error| Failure::internal("listing the checkpoint", error))??)
 }
 

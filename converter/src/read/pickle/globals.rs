@@ -38,6 +38,14 @@ pub enum Global {
     RebuildParameter,
     /// `torch._utils._rebuild_parameter_with_state`
     RebuildParameterWithState,
+    /// A function of torch that makes a kind of tensor which is not supported, such as `_rebuild_sparse_tensor`.
+    OtherTensor(&'static str),
+    /// A constant of torch that says nothing of elements, such as `torch.per_tensor_affine` or `torch.channels_last`.
+    Constant,
+    /// `set` and `frozenset`: their values are not kept.
+    Set,
+    /// `complex`
+    Complex,
     /// `torch.storage.UntypedStorage`
     UntypedStorage,
     /// A storage class that names its element type, such as `torch.FloatStorage`.
@@ -76,7 +84,7 @@ impl Global {
     /// The global `module.name`, where a pickle of `place` may hold it.
     ///
     /// # Errors
-    /// [`Class::ForbiddenGlobal`], or [`Class::UnsupportedObject`] for kinds of tensors that are known by name.
+    /// [`Class::ForbiddenGlobal`]
     pub(super) fn find(module: &str, name: &str, place: Place) -> Result<Self> {
         let found = match place {
             Place::Metadata => in_both(module, name).or_else(|| in_metadata(module, name)),
@@ -95,6 +103,9 @@ impl Global {
                 | Self::RebuildTensorV3
                 | Self::RebuildParameter
                 | Self::RebuildParameterWithState
+                | Self::OtherTensor(_)
+                | Self::Set
+                | Self::Complex
                 | Self::MemoryFormat
                 | Self::GetLayout
                 | Self::Path
@@ -121,6 +132,7 @@ fn in_both(module: &str, name: &str) -> Option<Global> {
     Some(match (module, name) {
         ("collections", "OrderedDict") => Global::OrderedDict,
         ("torch", "Size") => Global::Size,
+        ("torch.serialization", "_get_layout") => Global::GetLayout,
         ("torch", _) => return dtype(name),
         _ => return None,
     })
@@ -132,7 +144,6 @@ fn in_metadata(module: &str, name: &str) -> Option<Global> {
         ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties") => Global::TensorProperties,
         ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING") => Global::MemoryFormat,
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo") => Global::StorageInfo,
-        ("torch.serialization", "_get_layout") => Global::GetLayout,
         ("pathlib" | "pathlib._local", "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath") => {
             Global::Path
         }
@@ -160,13 +171,47 @@ fn in_tensors(module: &str, name: &str) -> Option<Global> {
         ("torch._utils", "_rebuild_tensor_v3") => Global::RebuildTensorV3,
         ("torch._utils", "_rebuild_parameter") => Global::RebuildParameter,
         ("torch._utils", "_rebuild_parameter_with_state") => Global::RebuildParameterWithState,
+        ("torch._utils" | "torch._tensor", _) => return other_tensor(name),
         ("torch.storage", "UntypedStorage") => Global::UntypedStorage,
         ("torch", "device") => Global::Device,
+        (
+            "torch",
+            "per_tensor_affine"
+            | "per_channel_affine"
+            | "per_tensor_symmetric"
+            | "per_channel_symmetric"
+            | "per_channel_affine_float_qparams"
+            | "strided"
+            | "contiguous_format"
+            | "channels_last"
+            | "channels_last_3d"
+            | "preserve_format",
+        ) => Global::Constant,
         ("torch", _) => return storage(name),
+        // Python 3 writes its builtins for Python 2 before protocol 3.
+        ("builtins" | "__builtin__", "set" | "frozenset") => Global::Set,
+        ("builtins" | "__builtin__", "complex") => Global::Complex,
         ("_codecs", "encode") => Global::Encode,
         ("collections", "Counter") => Global::Counter,
         _ => return None,
     })
+}
+
+fn other_tensor(name: &str) -> Option<Global> {
+    const OTHERS: &[&str] = &[
+        "_rebuild_sparse_tensor",
+        "_rebuild_sparse_csr_tensor",
+        "_rebuild_qtensor",
+        "_rebuild_meta_tensor_no_storage",
+        "_rebuild_nested_tensor",
+        "_rebuild_device_tensor_from_numpy",
+        "_rebuild_device_tensor_from_cpu_tensor",
+        "_rebuild_xla_tensor",
+        "_rebuild_wrapper_subclass",
+        "_rebuild_from_type",
+        "_rebuild_from_type_v2",
+    ];
+    OTHERS.iter().find(|&&other| other == name).map(|other| Global::OtherTensor(other))
 }
 
 fn dtype(name: &str) -> Option<Global> {
@@ -229,31 +274,12 @@ fn storage(name: &str) -> Option<Global> {
     }))
 }
 
-/// Why `module.name` is refused. Kinds of tensors that torch itself writes get a reason of their own.
+/// Why `module.name` is refused.
 fn refused(module: &str, name: &str) -> ReadError {
     let full = shorten(&format!("{module}.{name}"));
-    let tensor = matches!(
-        (module, name),
-        (
-            "torch._utils",
-            "_rebuild_sparse_tensor"
-                | "_rebuild_qtensor"
-                | "_rebuild_meta_tensor_no_storage"
-                | "_rebuild_nested_tensor"
-                | "_rebuild_device_tensor_from_numpy"
-                | "_rebuild_device_tensor_from_cpu_tensor"
-                | "_rebuild_wrapper_subclass"
-        ) | ("torch._tensor", "_rebuild_from_type_v2")
-            | ("torch", "per_tensor_affine" | "per_channel_affine")
-    );
-    if tensor {
-        let why =
-            format!("it holds a kind of tensor that is not supported ({full:?}); save plain dense tensors");
-        return ReadError::new(Class::UnsupportedObject, why);
-    }
     let why = format!(
         "the pickle names {full:?}, which is not on the allow list, so it was refused and nothing of it was run; \
-         save tensors, numbers and texts only"
+         save the weights alone: torch.save(model.state_dict(), ...), or a dict of tensors, numbers and texts"
     );
     ReadError::new(Class::ForbiddenGlobal, why)
 }

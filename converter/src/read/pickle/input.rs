@@ -80,9 +80,8 @@ impl<'a> Input<'a> {
         let bytes = self.take(length.into())?;
         let sign = if bytes.last().is_some_and(|byte| byte & 0x80 != 0) { 0xff } else { 0 };
         let mut number = [sign; 8];
-        let Some(low) = number.get_mut(..bytes.len()) else {
-            return Err(self.over(format!("it holds an integer of {length} bytes; 8 are the most")));
-        };
+        // The seeds of random generators have up to 128 bits, and are passed over.
+        let Some(low) = number.get_mut(..bytes.len()) else { return Ok(Value::LongInt) };
         low.copy_from_slice(bytes);
         Ok(Value::Int(i64::from_le_bytes(number)))
     }
@@ -139,9 +138,6 @@ impl<'a> Input<'a> {
             0x84 => "EXT4",
             b'P' => "PERSID",
             0x92 => "NEWOBJ_EX",
-            0x8f => "EMPTY_SET",
-            0x90 => "ADDITEMS",
-            0x91 => "FROZENSET",
             0x96 => "BYTEARRAY8",
             0x97 => "NEXT_BUFFER",
             0x98 => "READONLY_BUFFER",

@@ -113,6 +113,8 @@ impl<'a> Machine<'a> {
             0x81 => self.new_object(),
             b'b' => self.build(),
             b'Q' => self.persistent_id(),
+            0x8f => self.object(Global::Set, Tuple::default()),
+            0x90 | 0x91 => self.set_of_marked(code),
             0x95 => self.input.frame(),
             _ => {
                 let value = self.input.literal(code)?;
@@ -337,6 +339,20 @@ impl<'a> Machine<'a> {
         let object = Object(self.made.objects.len());
         self.made.objects.push(Made { by, arguments, state: Value::None });
         self.push(Value::Object(object))
+    }
+
+    /// ADDITEMS and FROZENSET: a set's values are dropped.
+    fn set_of_marked(&mut self, code: u8) -> Result<()> {
+        let start = self.close_mark()?;
+        self.stack.truncate(start);
+        if code == 0x91 {
+            return self.object(Global::Set, Tuple::default());
+        }
+        let top = self.top()?;
+        match self.made.maker(top) {
+            Some(Global::Set) => Ok(()),
+            _ => Err(self.input.malformed("values are added to something that is no set")),
+        }
     }
 
     fn build(&mut self) -> Result<()> {

@@ -28,6 +28,8 @@ pub enum Value<'a> {
     Bool(bool),
     /// An integer of at most 64 bits.
     Int(i64),
+    /// A longer integer, whose value is not kept.
+    LongInt,
     /// A floating-point number.
     Float(f64),
     /// A `str`.
@@ -112,6 +114,13 @@ impl<'a> Pickle<'a> {
     #[must_use]
     pub fn dict(&self, dict: Dict) -> &[(Value<'a>, Value<'a>)] {
         self.dicts.get(dict.0).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// What made an object; `None` for anything else.
+    #[must_use]
+    pub fn maker(&self, value: Value<'_>) -> Option<Global> {
+        let Value::Object(object) = value else { return None };
+        self.objects.get(object.0).map(|made| made.by)
     }
 
     /// How an object was made, where `by` (and nothing else) was to make it.
