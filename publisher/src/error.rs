@@ -77,7 +77,11 @@ impl std::error::Error for Failure {}
 
 impl From<ReadError> for Failure {
     fn from(error: ReadError) -> Self {
-        let exit = if error.class() == ReadClass::NotFound { Exit::NotFound } else { Exit::BadCheckpoint };
+        let exit = match error.class() {
+            ReadClass::NotFound => Exit::NotFound,
+            ReadClass::Unreachable => Exit::Unreachable,
+            _ => Exit::BadCheckpoint,
+        };
         Self { kind: error.kind(), class: error.class().as_str(), message: error.to_string(), exit }
     }
 }

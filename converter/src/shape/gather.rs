@@ -619,7 +619,12 @@ mod tests {
 
     fn strided(file: Arc<SourceFile>, offset: u64, strides: Vec<u64>) -> Location {
         let length = file.len();
-        Location::TorchItem { file, offset: 0, length, storage: OnceLock::from(Strided { offset, strides, record: None }) }
+        Location::TorchItem {
+            file,
+            offset: 0,
+            length,
+            storage: OnceLock::from(Strided { offset, strides, record: None }),
+        }
     }
 
     proptest! {

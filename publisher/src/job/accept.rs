@@ -14,8 +14,8 @@ use crate::error::{Failure, Result};
 /// # Errors
 /// As its reader fails.
 pub async fn accept(request: &Request, budget: Budget) -> Result<Checkpoint> {
-    let (path, format) = (request.checkpoint.clone(), request.format);
-    let opened = tokio::task::spawn_blocking(move || read::open(&path, format, budget.memory));
+    let (location, format) = (request.checkpoint.clone(), request.format);
+    let opened = tokio::task::spawn_blocking(move || read::open(&location, format, budget.memory));
     Ok(opened.await.map_err(|error| Failure::internal("listing the checkpoint", error))??)
 }
 
