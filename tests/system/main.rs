@@ -23,3 +23,5 @@ mod hostile;
 mod odd;
 mod outside;
 mod races;
+mod remote;
+mod servers;

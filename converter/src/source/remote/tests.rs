@@ -248,7 +248,8 @@ fn names_are_keys_below_the_prefix() {
 fn file_of(header: usize) -> Vec<u8> {
     let json = r#"{"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
     let mut bytes = (header as u64).to_le_bytes().to_vec();
-    bytes.extend(format!("{json:<header$}").into_bytes());
+    bytes.extend(json.as_bytes());
+    bytes.resize(8 + header, b' ');
     bytes.extend([1, 2, 3, 4]);
     bytes
 }
