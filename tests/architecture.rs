@@ -40,8 +40,8 @@ const ROOMS: &[Room] = &[
     Room {
         name: CONVERTER,
         may_use: &[SCHEMAS],
-        // reqwest and hyper are what object_store's cloud features bring.
-        never: &["lapin", "tonic", "reqwest", "hyper"],
+        // It is handed its stores ready-made; object_store itself brings the client.
+        never: &["lapin", "tonic"],
         silent: Some("converter/src/"),
     },
     Room {

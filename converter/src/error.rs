@@ -28,6 +28,8 @@ classes! {
     NotFound = "not_found";
     /// A file cannot be read: permissions, or the device failed.
     Unreadable = "unreadable";
+    /// An object store does not answer, or breaks its answers off, again and again.
+    Unreachable = "unreachable";
     /// A file changed while it was read.
     CheckpointChanged = "checkpoint_changed";
     /// The checkpoint holds no tensor.
@@ -164,11 +166,14 @@ impl ReadError {
         self.tensor.as_deref()
     }
 
-    /// What the failure asks for. A checkpoint that changes, or whose save has not finished, may be right later; so may a full disk.
+    /// What the failure asks for. A checkpoint that changes, or whose save has not finished, may be right later;
+    /// so may a store that does not answer, and a full disk.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self.class {
-            Class::CheckpointChanged | Class::DcpNoMetadata | Class::Scratch => Kind::Transient,
+            Class::CheckpointChanged | Class::DcpNoMetadata | Class::Scratch | Class::Unreachable => {
+                Kind::Transient
+            }
             _ => Kind::Permanent,
         }
     }
@@ -189,4 +194,4 @@ impl fmt::Display for ReadError {
 impl std::error::Error for ReadError {}
 
 /// The result of reading.
-pub type Result<T> = std::result::Result<T, ReadError>;
+pub type Result<T, E = ReadError> = std::result::Result<T, E>;

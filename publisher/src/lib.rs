@@ -5,6 +5,7 @@
 //! | [`job`] | one publish of one checkpoint, a file a stage, in reading order |
 //! | [`gates`] | validation rules, a file each |
 //! | [`cli`] | the command line, a file a command |
+//! | [`sources`] | from a path or URL of a checkpoint to where it lies |
 //! | [`config`] | `weighbridge.toml` |
 //! | [`clock`] | the one door to time and randomness |
 //! | [`error`] | from every crate's errors to a kind, a class and an exit code |
@@ -15,3 +16,4 @@ pub mod config;
 pub mod error;
 pub mod gates;
 pub mod job;
+pub mod sources;

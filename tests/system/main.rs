@@ -25,4 +25,6 @@ mod large;
 mod odd;
 mod outside;
 mod races;
+mod remote;
+mod servers;
 mod torch_save;

@@ -7,7 +7,7 @@ use weighbridge_schemas::checkpoint::Format;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::source::Source;
+use crate::source::{Location, Source};
 
 mod archive;
 pub mod dcp;
@@ -24,13 +24,13 @@ pub mod torch_save;
 pub mod unpack;
 mod zip;
 
-/// Opens the checkpoint at `path` (a folder, or one file) and lists its tensors, within a `memory` budget in bytes.
+/// Opens the checkpoint at `location` (a folder, or one file) and lists its tensors, within a `memory` budget in bytes.
 /// Without a `format` it is found out by content. Items that have to be unpacked as a whole go to the folder `scratch`.
 ///
 /// # Errors
 /// A [`crate::error::ReadError`] that names the file, and the tensor where there is one.
-pub fn open(path: &Path, format: Option<Format>, memory: u64, scratch: &Path) -> Result<Checkpoint> {
-    let source = Source::open(path)?.with_memory(memory).with_scratch(scratch);
+pub fn open(location: &Location, format: Option<Format>, memory: u64, scratch: &Path) -> Result<Checkpoint> {
+    let source = Source::open_location(location)?.with_memory(memory).with_scratch(scratch);
     match format.map_or_else(|| detect::format(&source), Ok)? {
         Format::Safetensors => safetensors::open(source),
         Format::Dcp => dcp::open(source),

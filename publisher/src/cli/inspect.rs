@@ -18,6 +18,7 @@ use super::output::{bytes, plain, shape, table};
 use super::publish::FormatOption;
 use super::{Context, MemoryOption, default_channel};
 use crate::error::{Failure, Result};
+use crate::sources;
 
 /// How many entries that are no tensors are shown to people.
 const OTHERS_SHOWN: usize = 20;
@@ -27,7 +28,7 @@ const OTHERS_SHOWN: usize = 20;
 /// A checkpoint is listed from its metadata, and the framing of every stored slice is checked; no tensor byte is read.
 #[derive(Debug, Args)]
 pub(super) struct Inspect {
-    /// A checkpoint's path; or MODEL[@CHANNEL|@SNAPSHOT], or a snapshot's id.
+    /// A checkpoint's path or URL (s3://, gs://, az://, file://); or MODEL[@CHANNEL|@SNAPSHOT], or a snapshot's id.
     #[arg(value_name = "CKPT|SNAPSHOT")]
     what: OsString,
     /// The checkpoint's format.
@@ -45,7 +46,7 @@ impl Inspect {
         let path = PathBuf::from(&self.what);
         let reference = self.what.to_str().filter(|text| may_be_reference(text));
         let Some(reference) = reference.filter(|_| std::fs::symlink_metadata(&path).is_err()) else {
-            return self.checkpoint(context, path).await;
+            return self.checkpoint(context).await;
         };
         match self.snapshot(context, reference).await {
             Err(failure) if failure.class == "not_found" => Err(Failure {
@@ -56,11 +57,13 @@ impl Inspect {
         }
     }
 
-    async fn checkpoint(&self, context: &Context, path: PathBuf) -> Result<()> {
+    async fn checkpoint(&self, context: &Context) -> Result<()> {
         let (format, metadata_only) = (self.format.format(), self.metadata_only);
         let memory = context.memory(&self.memory)?;
+        let location = sources::locate(&self.what)?;
+        let shown = location.to_string();
         let opened = tokio::task::spawn_blocking(move || {
-            let checkpoint = read::open(&path, format, memory, &std::env::temp_dir())?;
+            let checkpoint = read::open(&location, format, memory, &std::env::temp_dir())?;
             if !metadata_only {
                 gather::check_storages(&checkpoint)?;
             }
@@ -68,7 +71,7 @@ impl Inspect {
         });
         let checkpoint = opened.await.map_err(|error| Failure::internal("inspecting", error))?.map_err(
             |error: weighbridge_converter::error::ReadError| {
-                Failure::from(error).while_doing(format!("inspecting {}", self.what.display()))
+                Failure::from(error).while_doing(format!("inspecting {shown}"))
             },
         )?;
         show_checkpoint(context, &checkpoint);

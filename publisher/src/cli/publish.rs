@@ -1,5 +1,6 @@
 //! `publish`: a checkpoint becomes a snapshot, here and now.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use weighbridge_converter::source::Source;
+use weighbridge_converter::source::{Location, Source};
 use weighbridge_schemas::checkpoint::Format;
 use weighbridge_schemas::error::Kind;
 use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
@@ -23,6 +24,7 @@ use super::{BudgetOptions, Context};
 use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
 use crate::job::{self, Outcome, Published, Request};
+use crate::sources;
 
 /// The class of a failure that a gate's no is.
 pub(super) const REJECTED: &str = "rejected_by_gate";
@@ -39,9 +41,10 @@ const TENSORS_SHOWN: usize = 20;
 /// holds it (`held`), has done its work and exits with 0; the document and the last lines say so.
 #[derive(Debug, Args)]
 pub(super) struct Publish {
-    /// The checkpoint: a folder, or one file. Its format is told by content.
+    /// The checkpoint: a folder, or one file, here or in an object store: a path or a URL (s3://, gs://, az://, file://).
+    /// Its format is told by content. Stores take credentials from the usual variables (AWS_*, GOOGLE_*, AZURE_*).
     #[arg(value_name = "CKPT")]
-    checkpoint: PathBuf,
+    checkpoint: OsString,
     /// The model's name.
     #[arg(long)]
     model: String,
@@ -98,21 +101,16 @@ impl Publish {
         let budget = context.budget(&self.budget)?;
         let request = self.request(context)?;
         // A checkpoint that is not there makes no store.
-        Source::open(&self.checkpoint).map_err(|error| self.failed(error.into()))?;
+        let location = request.checkpoint.clone();
+        let opened = tokio::task::spawn_blocking(move || Source::open_location(&location).map(drop)).await;
+        let opened = opened.map_err(|error| Failure::internal("opening the checkpoint", error))?;
+        opened.map_err(|error| failed(&request.checkpoint, error.into()))?;
         let root = context.root(Absent::Create)?;
         let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
         let published = job::publish(&root, &request, budget, &bar).await;
         drop(bar);
-        let published = published.map_err(|failure| self.failed(failure))?;
+        let published = published.map_err(|failure| failed(&request.checkpoint, failure))?;
         Ok(tell(context, &request, &published, started.elapsed()))
-    }
-
-    fn failed(&self, mut failure: Failure) -> Failure {
-        let checkpoint = self.checkpoint.display().to_string();
-        if let Some(why) = failure.message.strip_prefix(&format!("{checkpoint}: ")) {
-            failure.message = why.to_owned();
-        }
-        failure.while_doing(format!("publishing {checkpoint}"))
     }
 
     fn request(&self, context: &Context) -> Result<Request> {
@@ -122,7 +120,7 @@ impl Publish {
             None => policy.channel.name.clone(),
         };
         Ok(Request {
-            checkpoint: self.checkpoint.clone(),
+            checkpoint: sources::locate(&self.checkpoint)?,
             format: self.format.format(),
             model: self.model.parse::<ModelName>()?,
             run: self.run.parse::<RunName>()?,
@@ -132,6 +130,14 @@ impl Publish {
             operation: context.operation()?,
         })
     }
+}
+
+/// Says which checkpoint was being published, once.
+fn failed(checkpoint: &Location, mut failure: Failure) -> Failure {
+    if let Some(why) = failure.message.strip_prefix(&format!("{checkpoint}: ")) {
+        failure.message = why.to_owned();
+    }
+    failure.while_doing(format!("publishing {checkpoint}"))
 }
 
 /// The policy in a file; without one, the default.
@@ -221,7 +227,7 @@ fn text(request: &Request, published: &Published, took: Duration) -> String {
     let mut text = String::new();
     let mut line = |what: &str, value: String| text.push_str(&format!("{what:>11}  {value}\n"));
     let encoded: u64 = report.tensors.iter().map(|tensor| tensor.stored_bytes).sum();
-    let checkpoint = plain(&request.checkpoint.display().to_string());
+    let checkpoint = plain(&request.checkpoint.to_string());
     line("checkpoint", format!("{checkpoint} ({})", published.format.as_str()));
     line(
         "tensors",

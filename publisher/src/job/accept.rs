@@ -14,8 +14,8 @@ use crate::error::{Failure, Result};
 /// # Errors
 /// As its reader fails.
 pub async fn accept(request: &Request, budget: Budget) -> Result<Checkpoint> {
-    let (path, format) = (request.checkpoint.clone(), request.format);
-    let opened = move || read::open(&path, format, budget.memory, &std::env::temp_dir());
+    let (location, format) = (request.checkpoint.clone(), request.format);
+    let opened = move || read::open(&location, format, budget.memory, &std::env::temp_dir());
     let opened = tokio::task::spawn_blocking(opened);
     Ok(opened.await.map_err(|error| Failure::internal("listing the checkpoint", error))??)
 }

@@ -124,7 +124,7 @@ async fn make_pieces(
 ) -> Result<Vec<Option<Made>>> {
     let threads = budget.threads.max(1);
     let workers = Arc::new(Semaphore::new(threads));
-    let taken = PROCESS_BYTES + plan.listing_bytes();
+    let taken = PROCESS_BYTES + plan.listing_bytes() + plan.checkpoint.source.cache_bytes();
     let kibibytes = permits(budget.memory.saturating_sub(taken).max(LEAST_BYTES));
     let memory = Arc::new(Semaphore::new(kibibytes as usize));
     let in_flight = Arc::new(Semaphore::new(threads.saturating_mul(1 + WRITES_A_THREAD)));

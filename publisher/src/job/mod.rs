@@ -21,9 +21,9 @@ pub mod plan;
 pub mod promote;
 pub mod seal;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use weighbridge_converter::source::Location;
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::checkpoint::Format;
 use weighbridge_schemas::ids::SnapshotId;
@@ -39,8 +39,8 @@ use crate::error::Result;
 /// What is to be published, and how.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The checkpoint: a folder, or one file.
-    pub checkpoint: PathBuf,
+    /// The checkpoint: a folder, or one file, here or in an object store.
+    pub checkpoint: Location,
     /// Its format; `None`: found out by content.
     pub format: Option<Format>,
     /// The model.

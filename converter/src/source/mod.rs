@@ -1,14 +1,15 @@
-//! Positioned reads of one checkpoint's files.
+//! Positioned reads of one checkpoint's files, wherever they lie.
 //!
-//! A [`Source`] is a folder, or one file of it. It hands out [`SourceFile`]s by relative name, never follows a
-//! link out of the folder (or out of a hub cache's `models--*` folder, where `snapshots/` links into `blobs/`), and
-//! pins every file's identity (device, inode, length, change time) at first sight, so that a checkpoint which
-//! changes while it is read is an error and never a mixture.
+//! A [`Source`] is a folder of this machine or a prefix in an object store, or one file of it. It hands out
+//! [`SourceFile`]s by relative name and pins every file's identity at first sight, so that a checkpoint which changes
+//! while it is read is an error and never a mixture. Readers do not learn which of the two it is.
+//!
+//! | room | holds |
+//! |---|---|
+//! | [`local`] | folders: links that stay inside, identity by device, inode, length and times |
+//! | [`remote`] | object stores: ranged reads, resumed where they break; identity by length, tag and version |
 
-use std::collections::{BTreeMap, VecDeque};
-use std::fs::{File, Metadata, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,55 +18,68 @@ use weighbridge_schemas::limits;
 
 use crate::error::{Class, ReadError, Result};
 
+mod local;
+mod remote;
+
+pub use remote::RemoteLocation;
+
 /// The memory that a source assumes without [`Source::with_memory`], in bytes.
 const MEMORY: u64 = 512 << 20;
-/// Most files kept open at once by one source.
-const OPEN_FILES: usize = 128;
+
+/// Where a checkpoint lies.
+#[derive(Debug, Clone)]
+pub enum Location {
+    /// A folder or a file of this machine.
+    Local(PathBuf),
+    /// An object, or all objects below a prefix.
+    Remote(RemoteLocation),
+}
+
+impl<P: Into<PathBuf>> From<P> for Location {
+    fn from(path: P) -> Self {
+        Self::Local(path.into())
+    }
+}
+
+impl std::fmt::Display for Location {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local(path) => path.display().fmt(f),
+            Self::Remote(location) => location.fmt(f),
+        }
+    }
+}
 
 /// One checkpoint's files: a folder, and the file of it that was named, if one was.
 #[derive(Debug)]
 pub struct Source {
-    folder: PathBuf,
-    /// Where links may lead: the folder itself, or the hub cache's model folder.
-    reachable: PathBuf,
+    place: Place,
     entry: Option<String>,
     files: Mutex<BTreeMap<String, Arc<SourceFile>>>,
-    open: Arc<OpenFiles>,
     /// How many more bytes of metadata may be read.
     metadata_left: Arc<AtomicU64>,
     /// Where items go that have to be unpacked as a whole.
     scratch: Option<PathBuf>,
 }
 
+#[derive(Debug)]
+enum Place {
+    Local(local::Folder),
+    Remote(remote::Prefix),
+}
+
 /// A file of a checkpoint, pinned as it was when first seen.
 #[derive(Debug)]
 pub struct SourceFile {
     name: String,
-    path: PathBuf,
-    identity: Identity,
-    open: Arc<OpenFiles>,
+    place: FilePlace,
     metadata_left: Arc<AtomicU64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Identity {
-    device: u64,
-    inode: u64,
-    length: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Identity {
-    fn of(metadata: &Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            length: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
+#[derive(Debug)]
+enum FilePlace {
+    Local(local::PinnedFile),
+    Remote(remote::Object),
 }
 
 impl Source {
@@ -74,41 +88,38 @@ impl Source {
     /// # Errors
     /// [`Class::NotFound`] where it is absent, [`Class::Unreadable`] where it cannot be looked at.
     pub fn open(path: &Path) -> Result<Self> {
-        let shown = path.display().to_string();
-        let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                ReadError::new(Class::NotFound, "there is no such file or folder").in_file(shown.clone())
-            }
-            _ => unreadable(&error).in_file(shown.clone()),
-        })?;
-        let (folder, entry) = if metadata.is_dir() {
-            (path.to_path_buf(), None)
-        } else {
-            let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| {
-                ReadError::new(Class::UnsafeName, "the file's name is not UTF-8").in_file(shown.clone())
-            })?;
-            let parent = match path.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => parent,
-                _ => Path::new("."),
-            };
-            (parent.to_path_buf(), Some(name.to_owned()))
-        };
-        let folder = folder.canonicalize().map_err(|error| unreadable(&error).in_file(shown))?;
-        Ok(Self {
-            reachable: hub_model_folder(&folder).unwrap_or_else(|| folder.clone()),
-            folder,
-            entry,
-            files: Mutex::default(),
-            open: Arc::default(),
-            metadata_left: Arc::new(AtomicU64::new(MEMORY / limits::METADATA_SHARE)),
-            scratch: None,
-        })
+        let (folder, entry) = local::Folder::open(path)?;
+        Ok(Self::at(Place::Local(folder), entry))
     }
 
-    /// Bounds what the checkpoint's metadata may take, once it is parsed, by a memory budget in bytes.
+    /// Opens the checkpoint at `location`. One in an object store is looked up there, so this may take a while; it
+    /// belongs onto a thread that may wait, as do all reads.
+    ///
+    /// # Errors
+    /// As [`Source::open`]; [`Class::Unreachable`] where a store does not answer.
+    pub fn open_location(location: &Location) -> Result<Self> {
+        match location {
+            Location::Local(path) => Self::open(path),
+            Location::Remote(location) => {
+                let (prefix, entry) = remote::Prefix::open(location)?;
+                Ok(Self::at(Place::Remote(prefix), entry))
+            }
+        }
+    }
+
+    fn at(place: Place, entry: Option<String>) -> Self {
+        let metadata_left = Arc::new(AtomicU64::new(MEMORY / limits::METADATA_SHARE));
+        Self { place, entry, files: Mutex::default(), metadata_left, scratch: None }.with_memory(MEMORY)
+    }
+
+    /// Bounds what the checkpoint's metadata may take, once it is parsed, and what is held of remote files, by a memory
+    /// budget in bytes.
     #[must_use]
     pub fn with_memory(mut self, memory: u64) -> Self {
         self.metadata_left = Arc::new(AtomicU64::new(memory / limits::METADATA_SHARE));
+        if let Place::Remote(prefix) = &self.place {
+            prefix.set_memory(memory);
+        }
         self
     }
 
@@ -126,6 +137,15 @@ impl Source {
         self.scratch.as_deref()
     }
 
+    /// The memory that this source takes for bytes read ahead, at most; none for local files.
+    #[must_use]
+    pub fn cache_bytes(&self) -> u64 {
+        match &self.place {
+            Place::Local(_) => 0,
+            Place::Remote(prefix) => prefix.cache_bytes(),
+        }
+    }
+
     /// The name of the one file that was named; `None` for a folder.
     #[must_use]
     pub fn entry(&self) -> Option<&str> {
@@ -138,24 +158,19 @@ impl Source {
     /// # Errors
     /// [`Class::Unreadable`], or [`Class::LimitExceeded`] for a folder of more than [`limits::FILES`].
     pub fn names(&self) -> Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(&self.folder).map_err(|error| unreadable(&error))? {
-            let entry = entry.map_err(|error| unreadable(&error))?;
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
-            }
-            if let Ok(name) = entry.file_name().into_string() {
-                names.push(name);
-            }
-            if names.len() > limits::FILES {
-                return Err(ReadError::new(
-                    Class::LimitExceeded,
-                    format!("the folder holds more than {} files", limits::FILES),
-                ));
-            }
+        match &self.place {
+            Place::Local(folder) => folder.names(),
+            Place::Remote(prefix) => prefix.names(),
         }
-        names.sort_unstable();
-        Ok(names)
+    }
+
+    /// The names of all objects below a remote prefix, sorted; of a local folder [`Source::names`].
+    #[cfg(test)]
+    pub(crate) fn tree(&self) -> Result<Vec<String>> {
+        match &self.place {
+            Place::Local(folder) => folder.names(),
+            Place::Remote(prefix) => prefix.tree(),
+        }
     }
 
     /// The file at `name`, relative to the folder (`/` between parts). The file that was named on opening may be
@@ -173,28 +188,11 @@ impl Source {
 
     fn look_up(&self, name: &str) -> Result<SourceFile> {
         check_relative(name)?;
-        let path = self.folder.join(name);
-        let resolved = path.canonicalize().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => not_there(&path),
-            _ => unreadable(&error),
-        })?;
-        if self.entry.as_deref() != Some(name) && !resolved.starts_with(&self.reachable) {
-            return Err(ReadError::new(
-                Class::IndexPathEscape,
-                "it is a link that leads out of the checkpoint's folder",
-            ));
-        }
-        let metadata = std::fs::metadata(&resolved).map_err(|error| unreadable(&error))?;
-        if !metadata.is_file() {
-            return Err(ReadError::new(Class::Unreadable, "it is not a regular file"));
-        }
-        Ok(SourceFile {
-            name: name.to_owned(),
-            path: resolved,
-            identity: Identity::of(&metadata),
-            open: Arc::clone(&self.open),
-            metadata_left: Arc::clone(&self.metadata_left),
-        })
+        let place = match &self.place {
+            Place::Local(folder) => FilePlace::Local(folder.file(name, self.entry.as_deref() == Some(name))?),
+            Place::Remote(prefix) => FilePlace::Remote(prefix.object(name)?),
+        };
+        Ok(SourceFile { name: name.to_owned(), place, metadata_left: Arc::clone(&self.metadata_left) })
     }
 
     /// Checks that every file seen so far is still what it was.
@@ -203,23 +201,30 @@ impl Source {
     /// [`Class::CheckpointChanged`] naming the file.
     pub fn check_unchanged(&self) -> Result<()> {
         let files: Vec<_> = lock(&self.files).values().cloned().collect();
-        for file in files {
-            let now = std::fs::metadata(self.folder.join(&file.name)).map(|metadata| Identity::of(&metadata));
-            if now.ok() != Some(file.identity) {
-                return Err(file.changed());
+        let mut objects = Vec::new();
+        for file in &files {
+            match (&self.place, &file.place) {
+                (Place::Local(folder), FilePlace::Local(pinned)) => {
+                    if !folder.is_unchanged(&file.name, pinned) {
+                        return Err(changed().in_file(&file.name));
+                    }
+                }
+                (_, FilePlace::Remote(object)) => objects.push((file.name.as_str(), object)),
+                (Place::Remote(_), FilePlace::Local(_)) => {}
             }
         }
-        Ok(())
+        remote::check_unchanged(&objects)
     }
 
     /// The newest modification time of the files seen so far, in nanoseconds since 1970.
     #[must_use]
     pub fn modified_at(&self) -> i128 {
         let files = lock(&self.files);
-        let times = files.values().map(|file| file.identity.modified);
-        times
-            .max()
-            .map_or(0, |(seconds, nanoseconds)| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds))
+        let times = files.values().map(|file| match &file.place {
+            FilePlace::Local(file) => file.modified_at(),
+            FilePlace::Remote(object) => object.modified_at(),
+        });
+        times.max().unwrap_or(0)
     }
 }
 
@@ -233,7 +238,10 @@ impl SourceFile {
     /// The length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.identity.length
+        match &self.place {
+            FilePlace::Local(file) => file.len(),
+            FilePlace::Remote(object) => object.len(),
+        }
     }
 
     /// Whether the file is empty.
@@ -246,17 +254,18 @@ impl SourceFile {
     ///
     /// # Errors
     /// [`Class::Truncated`] where the file is too short, [`Class::CheckpointChanged`] where it is not the file that
-    /// was first seen, [`Class::Unreadable`] where the device fails.
+    /// was first seen, [`Class::Unreadable`] where the device fails, [`Class::Unreachable`] where a store does.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let end = u64::try_from(buffer.len()).ok().and_then(|length| offset.checked_add(length));
         if end.is_none_or(|end| end > self.len()) {
             return Err(self.truncated(offset, buffer.len()));
         }
-        let file = self.open.get(self)?;
-        file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => self.changed(),
-            _ => unreadable(&error).in_file(&self.name),
-        })
+        let read = match &self.place {
+            FilePlace::Local(file) => file.read(buffer, offset),
+            FilePlace::Remote(object) => object.read(buffer, offset),
+        };
+        // Every byte of a tensor comes through here: `buffer` holds what lies at `offset` once this succeeds.
+        read.map_err(|error| error.in_file(&self.name))
     }
 
     /// The `length` bytes from `offset` on. The caller checks `length` against its limit first.
@@ -264,10 +273,7 @@ impl SourceFile {
     /// # Errors
     /// As [`SourceFile::read_exact_at`].
     pub fn read_vec_at(&self, offset: u64, length: u64) -> Result<Vec<u8>> {
-        let in_file = offset.checked_add(length).is_some_and(|end| end <= self.len());
-        let size = usize::try_from(length).ok().filter(|_| in_file);
-        let size = size.ok_or_else(|| self.truncated(offset, length))?;
-        let mut bytes = vec![0; size];
+        let mut bytes = vec![0; self.size(offset, length)?];
         self.read_exact_at(&mut bytes, offset)?;
         Ok(bytes)
     }
@@ -287,7 +293,20 @@ impl SourceFile {
             );
             return Err(ReadError::new(Class::LimitExceeded, detail).in_file(&self.name));
         }
-        self.read_vec_at(offset, length)
+        match &self.place {
+            FilePlace::Local(_) => self.read_vec_at(offset, length),
+            FilePlace::Remote(object) => {
+                let size = self.size(offset, length)?;
+                object.read_once(size, offset).map_err(|error| error.in_file(&self.name))
+            }
+        }
+    }
+
+    /// `length` as a size in memory, if so many bytes lie behind `offset`.
+    fn size(&self, offset: u64, length: u64) -> Result<usize> {
+        let in_file = offset.checked_add(length).is_some_and(|end| end <= self.len());
+        let size = usize::try_from(length).ok().filter(|_| in_file);
+        size.ok_or_else(|| self.truncated(offset, length))
     }
 
     fn truncated(&self, offset: u64, length: impl std::fmt::Display) -> ReadError {
@@ -296,50 +315,6 @@ impl SourceFile {
             format!("the file ends at byte {}, but {length} bytes at {offset} are declared", self.len()),
         )
         .in_file(&self.name)
-    }
-
-    fn changed(&self) -> ReadError {
-        ReadError::new(
-            Class::CheckpointChanged,
-            "the file changed while it was read; publish again once nobody writes to it",
-        )
-        .in_file(&self.name)
-    }
-}
-
-/// The least recently used file is closed first.
-#[derive(Debug, Default)]
-struct OpenFiles(Mutex<VecDeque<(Identity, Arc<File>)>>);
-
-impl OpenFiles {
-    fn get(&self, wanted: &SourceFile) -> Result<Arc<File>> {
-        let mut open = lock(&self.0);
-        let place = open.iter().position(|(identity, _)| *identity == wanted.identity);
-        if let Some(found) = place.and_then(|place| open.remove(place)) {
-            let file = Arc::clone(&found.1);
-            open.push_back(found);
-            return Ok(file);
-        }
-        // O_NONBLOCK: a pipe that took the file's place must not hang the reader.
-        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(flags)
-            .open(&wanted.path)
-            .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
-        let (file, metadata) = file.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => wanted.changed(),
-            _ => unreadable(&error).in_file(&wanted.name),
-        })?;
-        if Identity::of(&metadata) != wanted.identity {
-            return Err(wanted.changed());
-        }
-        let file = Arc::new(file);
-        if open.len() >= OPEN_FILES {
-            open.pop_front();
-        }
-        open.push_back((wanted.identity, Arc::clone(&file)));
-        Ok(file)
     }
 }
 
@@ -354,26 +329,15 @@ fn check_relative(name: &str) -> Result<()> {
     Err(ReadError::new(Class::IndexPathEscape, "the name leads out of the checkpoint's folder"))
 }
 
-/// The `models--*` folder that `folder` lies in as `models--*/snapshots/REVISION`, the layout of a hub cache.
-fn hub_model_folder(folder: &Path) -> Option<PathBuf> {
-    let snapshots = folder.parent()?;
-    let model = snapshots.parent()?;
-    let is_hub =
-        snapshots.file_name()? == "snapshots" && model.file_name()?.to_str()?.starts_with("models--");
-    is_hub.then(|| model.to_path_buf())
+fn changed() -> ReadError {
+    ReadError::new(
+        Class::CheckpointChanged,
+        "the file changed while it was read; publish again once nobody writes to it",
+    )
 }
 
-fn not_there(path: &Path) -> ReadError {
-    match std::fs::read_link(path) {
-        Ok(target) => {
-            ReadError::new(Class::NotFound, format!("it is a link to {}, which is absent", target.display()))
-        }
-        Err(_) => ReadError::new(Class::NotFound, "the file is absent"),
-    }
-}
-
-fn unreadable(error: &io::Error) -> ReadError {
-    ReadError::new(Class::Unreadable, format!("it cannot be read: {error}"))
+fn too_many_files() -> ReadError {
+    ReadError::new(Class::LimitExceeded, format!("the folder holds more than {} files", limits::FILES))
 }
 
 /// A panic elsewhere leaves these maps whole: each is changed by one call.

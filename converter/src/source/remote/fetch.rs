@@ -1,0 +1,219 @@
+//! Requests to a store: bounded in number, resumed where they break, tried again within a budget.
+//!
+//! A request fails for good after [`TRIES`] tries that brought nothing to speak of; tries that brought
+//! [`PROGRESS_BYTES`] start the count anew. Between tries it waits 0.1 s, then twice as long each time up to 5 s, each
+//! time shortened by up to half by chance. A try ends after 30 s without a byte. So one failing request takes at most
+//! about 4 minutes, and about 10 seconds where the store refuses at once.
+
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use super::blocks::SMALL_BYTES;
+use super::failure::Failure;
+use super::{Pin, changed, given_up};
+use crate::error::{ReadError, Result};
+
+/// Requests on their way at once, for one source.
+pub(super) const REQUESTS: usize = 12;
+/// Tries before a request is given up.
+pub(super) const TRIES: u32 = 8;
+/// The wait behind the first try.
+pub(super) const BACKOFF: Duration = Duration::from_millis(100);
+/// The longest wait between tries.
+const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+/// How long a store may stay silent.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How many bytes make a try worth another one.
+const PROGRESS_BYTES: usize = 64 << 10;
+
+/// Sends requests.
+#[derive(Debug)]
+pub(super) struct Fetcher {
+    store: Arc<dyn ObjectStore>,
+    requests: Semaphore,
+    backoff: Duration,
+}
+
+/// How often a request was tried.
+#[derive(Debug)]
+pub(super) struct Tries {
+    made: u32,
+    backoff: Duration,
+    /// Seeded by chance, so that many readers do not come back all at once.
+    chance: RandomState,
+}
+
+impl Tries {
+    pub(super) fn new(backoff: Duration) -> Self {
+        Self { made: 0, backoff, chance: RandomState::new() }
+    }
+
+    /// Waits until it is time to try again after `failure`, or gives it back where that is no use.
+    pub(super) async fn after(&mut self, failure: Failure) -> Result<(), Failure> {
+        self.made = self.made.saturating_add(1);
+        match failure {
+            Failure::Transient(told, _) if self.made >= TRIES => Err(Failure::Transient(told, self.made)),
+            Failure::Transient(..) => {
+                sleep(self.pause()).await;
+                Ok(())
+            }
+            failure => Err(failure),
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        let doubled = self.backoff.saturating_mul(1 << self.made.saturating_sub(1).min(16));
+        let longest = doubled.min(LONGEST_BACKOFF);
+        let share = u32::try_from(self.chance.hash_one(self.made) % 128).unwrap_or(0);
+        longest.saturating_sub(longest.saturating_mul(share) / 256)
+    }
+}
+
+impl Fetcher {
+    pub(super) fn new(store: Arc<dyn ObjectStore>, backoff: Duration) -> Self {
+        Self { store, requests: Semaphore::new(REQUESTS), backoff }
+    }
+
+    pub(super) fn store(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    pub(super) fn backoff(&self) -> Duration {
+        self.backoff
+    }
+
+    /// The bytes of `range`, which lies within the pinned object.
+    pub(super) async fn range(&self, pin: &Pin, range: Range<u64>) -> Result<Vec<u8>> {
+        let _place = self.requests.acquire().await.map_err(|_| given_up())?;
+        let size = usize::try_from(range.end.saturating_sub(range.start)).map_err(|_| given_up())?;
+        let mut bytes = Vec::with_capacity(size);
+        let mut tries = Tries::new(self.backoff);
+        loop {
+            let had = bytes.len();
+            let at = range.start.saturating_add(had as u64);
+            let Err(failure) = self.body(pin, at..range.end, size, &mut bytes).await else {
+                return Ok(bytes);
+            };
+            if bytes.len().saturating_sub(had) >= PROGRESS_BYTES {
+                tries.made = 0;
+            }
+            let at = range.start.saturating_add(bytes.len() as u64);
+            tries.after(failure).await.map_err(|failure| lost(failure, at))?;
+        }
+    }
+
+    /// Appends the bytes of `range` to `bytes`, which are to be `size` then. On failure some have been appended, all of
+    /// them right.
+    async fn body(
+        &self,
+        pin: &Pin,
+        range: Range<u64>,
+        size: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let options = GetOptions {
+            range: Some(GetRange::Bounded(range.clone())),
+            if_match: pin.e_tag.clone(),
+            ..GetOptions::default()
+        };
+        let answer = self.get(&pin.path, options).await?;
+        if !pin.is(&answer.meta) {
+            return Err(Failure::Changed);
+        }
+        if answer.range != range {
+            let told = format!("bytes {:?} were asked for, and {:?} came", range, answer.range);
+            return Err(Failure::Permanent(told));
+        }
+        collect(answer, size, bytes).await
+    }
+
+    async fn get(&self, path: &Path, options: GetOptions) -> Result<GetResult, Failure> {
+        match timeout(SILENCE, self.store.get_opts(path, options)).await {
+            Ok(answer) => answer.map_err(|error| Failure::of(&error, false)),
+            Err(_) => Err(silent()),
+        }
+    }
+
+    /// What the store says of an object.
+    pub(super) async fn head(&self, path: &Path) -> Result<ObjectMeta, Failure> {
+        let mut tries = Tries::new(self.backoff);
+        loop {
+            let options = GetOptions { head: true, ..GetOptions::default() };
+            match self.get(path, options).await {
+                Ok(answer) => return Ok(answer.meta),
+                Err(failure) => tries.after(failure).await?,
+            }
+        }
+    }
+
+    /// Pins an object by its first bytes, which come along: most objects begin with their metadata.
+    pub(super) async fn look(&self, path: &Path) -> Result<(Pin, Vec<u8>), Failure> {
+        let _place = self.requests.acquire().await;
+        let mut tries = Tries::new(self.backoff);
+        loop {
+            let failure = match self.first(path).await {
+                Ok(seen) => return Ok(seen),
+                Err(failure) => failure,
+            };
+            // A range of an empty object is refused.
+            if matches!(failure, Failure::Permanent(_)) {
+                let meta = self.head(path).await?;
+                return if meta.size == 0 { Ok((Pin::of(&meta), Vec::new())) } else { Err(failure) };
+            }
+            tries.after(failure).await?;
+        }
+    }
+
+    async fn first(&self, path: &Path) -> Result<(Pin, Vec<u8>), Failure> {
+        let range = Some(GetRange::Bounded(0..SMALL_BYTES as u64));
+        let answer = self.get(path, GetOptions { range, ..GetOptions::default() }).await?;
+        let pin = Pin::of(&answer.meta);
+        let size = usize::try_from(pin.size).unwrap_or(SMALL_BYTES).min(SMALL_BYTES);
+        let mut bytes = Vec::with_capacity(size);
+        collect(answer, size, &mut bytes).await?;
+        Ok((pin, bytes))
+    }
+}
+
+/// Appends an answer's body to `bytes`, which are to be `size` then.
+async fn collect(answer: GetResult, size: usize, bytes: &mut Vec<u8>) -> Result<(), Failure> {
+    let mut body = answer.into_stream();
+    loop {
+        match timeout(SILENCE, body.next()).await {
+            Err(_) => return Err(silent()),
+            Ok(Some(Err(error))) => return Err(Failure::of(&error, true)),
+            Ok(Some(Ok(part))) if part.len() > size.saturating_sub(bytes.len()) => {
+                return Err(Failure::Permanent("the answer is longer than what was asked for".to_owned()));
+            }
+            Ok(Some(Ok(part))) => bytes.extend_from_slice(&part),
+            Ok(None) if bytes.len() == size => return Ok(()),
+            Ok(None) => {
+                let missing = size.saturating_sub(bytes.len());
+                return Err(Failure::Transient(format!("the answer ended {missing} bytes early"), 0));
+            }
+        }
+    }
+}
+
+fn silent() -> Failure {
+    Failure::Transient(format!("the store was silent for {} s", SILENCE.as_secs()), 0)
+}
+
+/// A failure to read at byte `at` of an object that was there.
+fn lost(failure: Failure, at: u64) -> ReadError {
+    match failure {
+        Failure::Missing(_) => changed(),
+        failure => failure.into_error(&format!("byte {at}")),
+    }
+}

@@ -1,0 +1,153 @@
+//! From what a person writes for a checkpoint to where it lies: a path, or a URL.
+//!
+//! | URL | store | variables |
+//! |---|---|---|
+//! | `s3://BUCKET/KEY` | Amazon S3, and what speaks like it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL` or `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, `AWS_SKIP_SIGNATURE`, ... |
+//! | `gs://BUCKET/KEY` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_APPLICATION_CREDENTIALS`, ... |
+//! | `az://CONTAINER/KEY` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, ... |
+//! | `file:///PATH` | this machine | none |
+//!
+//! `object_store` documents all variables at its builders. Credentials come from the environment alone, never from a
+//! URL, which ends up in logs. Certificates are judged by the system's own store of roots.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use url::Url;
+
+use weighbridge_converter::source::{Location, RemoteLocation};
+use weighbridge_schemas::error::shorten;
+
+use crate::error::{Failure, Result};
+
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Where `text` points: a URL, or else a path.
+///
+/// # Errors
+/// A usage failure for a URL of an unknown scheme, one that holds credentials, or one that its store cannot be built
+/// from.
+pub fn locate(text: &std::ffi::OsStr) -> Result<Location> {
+    let url = text.to_str().filter(|text| text.contains("://"));
+    let Some(text) = url else { return Ok(Location::Local(PathBuf::from(text))) };
+    let url = Url::parse(text).map_err(|error| bad("the URL", format!("cannot be read: {error}")))?;
+    let shown = shown(&url);
+    if !url.username().is_empty() || url.password().is_some() || url.query().is_some() {
+        let why = "holds credentials or a query; credentials belong into the environment";
+        return Err(bad(&shown, why));
+    }
+    if url.fragment().is_some() {
+        return Err(bad(&shown, "has a fragment; write # as %23"));
+    }
+    match url.scheme() {
+        "file" => {
+            let path = url.to_file_path().map_err(|()| bad(&shown, "is no path; write file:///PATH"))?;
+            Ok(Location::Local(path))
+        }
+        "s3" | "gs" | "az" => {
+            if url.host_str().is_none_or(str::is_empty) {
+                return Err(bad(&shown, "names no bucket"));
+            }
+            let path = Path::from_url_path(url.path())
+                .map_err(|error| bad(&shown, format!("is no place: {error}")))?;
+            let store = store(&url).map_err(|error| bad(&shown, format!("cannot be opened: {error}")))?;
+            Ok(Location::Remote(RemoteLocation::new(store, path, shown)))
+        }
+        scheme => {
+            let why = format!("has the scheme {:?}; known are s3, gs, az and file", shorten(scheme));
+            Err(bad(&shown, why))
+        }
+    }
+}
+
+/// The URL without what may be secret.
+fn shown(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    shorten(&format!("{}://{host}{}", url.scheme(), url.path()))
+}
+
+fn bad(shown: &str, why: impl std::fmt::Display) -> Failure {
+    Failure::usage(format!("checkpoint {shown}: it {why}"))
+}
+
+fn store(url: &Url) -> object_store::Result<Arc<dyn ObjectStore>> {
+    install_cryptography();
+    // The reader tries again by itself, and bounds how long a store may be silent: a whole request may take longer.
+    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    let client = |allow_http: bool| {
+        ClientOptions::new().with_timeout_disabled().with_connect_timeout(CONNECT).with_allow_http(allow_http)
+    };
+    let allow = |name: &str| {
+        std::env::var(name)
+            .is_ok_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes"))
+    };
+    Ok(match url.scheme() {
+        "s3" => {
+            let builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retry);
+            Arc::new(builder.with_client_options(client(allow("AWS_ALLOW_HTTP"))).build()?)
+        }
+        "gs" => {
+            let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str()).with_retry(retry);
+            Arc::new(builder.with_client_options(client(allow("GOOGLE_ALLOW_HTTP"))).build()?)
+        }
+        _ => {
+            let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str()).with_retry(retry);
+            let emulated = allow("AZURE_STORAGE_USE_EMULATOR");
+            Arc::new(builder.with_client_options(client(emulated || allow("AZURE_ALLOW_HTTP"))).build()?)
+        }
+    })
+}
+
+/// TLS by `ring`, for the whole process: the client is built without a library of its own.
+fn install_cryptography() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // Only a second call in one process fails, and the first one counts then.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(text: &str) -> String {
+        let failure = locate(text.as_ref()).unwrap_err();
+        assert_eq!(failure.class, "usage");
+        failure.message
+    }
+
+    #[test]
+    fn paths_and_urls_are_told_apart() {
+        for text in ["checkpoints/step-100", "s3:/x", "./s3", ""] {
+            assert!(
+                matches!(locate(text.as_ref()).unwrap(), Location::Local(path) if path == *text),
+                "{text}"
+            );
+        }
+        assert!(matches!(locate("file:///a/b%20c".as_ref()).unwrap(),
+            Location::Local(path) if path == *"/a/b c"));
+        let remote = locate("s3://bucket/a/b".as_ref()).unwrap();
+        assert_eq!(remote.to_string(), "s3://bucket/a/b");
+        assert!(!format!("{remote:?}").contains("AmazonS3"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_url_is_said_without_its_secrets() {
+        let message = usage("hdfs://a/b");
+        assert!(message.contains("hdfs") && message.contains("s3, gs, az and file"), "{message}");
+        for text in
+            ["s3://key:hidden@bucket/a", "s3://bucket/a?X-Amz-Signature=hidden", "https://h/a?sig=hidden"]
+        {
+            assert!(!usage(text).contains("hidden"), "{text}");
+        }
+        assert!(usage("s3:///a").contains("bucket"));
+    }
+}
