@@ -3,7 +3,8 @@
 //! A [`Source`] is a folder, or one file of it. It hands out [`SourceFile`]s by relative name, never follows a
 //! link out of the folder (or out of a hub cache's `models--*` folder, where `snapshots/` links into `blobs/`), and
 //! pins every file's identity (device, inode, length, change time) at first sight, so that a checkpoint which
-//! changes while it is read is an error and never a mixture.
+//! changes while it is read is an error and never a mixture. Sizes and digests that are declared for its files
+//! ([`Source::declare`]) are checked against the bytes as they are read.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, Metadata, OpenOptions};
@@ -13,9 +14,15 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use weighbridge_schemas::checkpoint::ManifestFile;
 use weighbridge_schemas::limits;
 
+use crate::checkpoint::Record;
 use crate::error::{Class, ReadError, Result};
+use digest::FileDigests;
+
+mod declared;
+pub(crate) mod digest;
 
 /// The memory that a source assumes without [`Source::with_memory`], in bytes.
 const MEMORY: u64 = 512 << 20;
@@ -35,6 +42,9 @@ pub struct Source {
     metadata_left: Arc<AtomicU64>,
     /// Where items go that have to be unpacked as a whole.
     scratch: Option<PathBuf>,
+    /// The files that a checkpoint manifest declares, by name.
+    declared: BTreeMap<String, ManifestFile>,
+    digest_budget: Arc<digest::Budget>,
 }
 
 /// A file of a checkpoint, pinned as it was when first seen.
@@ -45,6 +55,7 @@ pub struct SourceFile {
     identity: Identity,
     open: Arc<OpenFiles>,
     metadata_left: Arc<AtomicU64>,
+    digests: FileDigests,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +113,8 @@ impl Source {
             open: Arc::default(),
             metadata_left: Arc::new(AtomicU64::new(MEMORY / limits::METADATA_SHARE)),
             scratch: None,
+            declared: BTreeMap::new(),
+            digest_budget: Arc::default(),
         })
     }
 
@@ -162,7 +175,8 @@ impl Source {
     /// a link to anywhere, since a person named it; every other one has to stay where links may lead.
     ///
     /// # Errors
-    /// [`Class::IndexPathEscape`] for a name or link that leads out, [`Class::NotFound`], [`Class::Unreadable`].
+    /// [`Class::IndexPathEscape`] for a name or link that leads out, [`Class::NotFound`], [`Class::Unreadable`];
+    /// [`Class::FileSizeMismatch`] where another size is declared.
     pub fn file(&self, name: &str) -> Result<Arc<SourceFile>> {
         if let Some(file) = lock(&self.files).get(name) {
             return Ok(Arc::clone(file));
@@ -188,12 +202,14 @@ impl Source {
         if !metadata.is_file() {
             return Err(ReadError::new(Class::Unreadable, "it is not a regular file"));
         }
+        self.check_size(name, metadata.len())?;
         Ok(SourceFile {
             name: name.to_owned(),
             path: resolved,
             identity: Identity::of(&metadata),
             open: Arc::clone(&self.open),
             metadata_left: Arc::clone(&self.metadata_left),
+            digests: self.digests_of(name, metadata.len()),
         })
     }
 
@@ -256,7 +272,36 @@ impl SourceFile {
         file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => self.changed(),
             _ => unreadable(&error).in_file(&self.name),
-        })
+        })?;
+        self.digests.read(offset, buffer);
+        Ok(())
+    }
+
+    /// Fills `buffer` from byte `offset` on, which lies in `record`, and checks the record once all of it was read.
+    ///
+    /// # Errors
+    /// As [`SourceFile::read_exact_at`]; [`Class::ZipCrc`] where the record is not what its checksum says.
+    pub fn read_record_at(&self, record: Record, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.read_exact_at(buffer, offset)?;
+        self.digests.read_of(record, offset, buffer).map_err(|error| self.unless_changed(error))
+    }
+
+    /// Reads what has not been read yet of `record` through a `buffer`, and checks it.
+    ///
+    /// # Errors
+    /// As [`SourceFile::read_record_at`].
+    pub fn check_record(&self, record: Record, buffer: &mut Vec<u8>) -> Result<()> {
+        let read = |buffer: &mut [u8], offset: u64| self.read_exact_at(buffer, offset);
+        self.digests.finish_record(record, buffer, read).map_err(|error| self.unless_changed(error))
+    }
+
+    /// What is wrong with the file's bytes; but one that is being written anew is told to be that, since it may be
+    /// right later.
+    fn unless_changed(&self, error: ReadError) -> ReadError {
+        match std::fs::metadata(&self.path).map(|metadata| Identity::of(&metadata)) {
+            Ok(now) if now == self.identity => error.in_file(&self.name),
+            _ => self.changed(),
+        }
     }
 
     /// The `length` bytes from `offset` on. The caller checks `length` against its limit first.
