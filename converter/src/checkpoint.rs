@@ -192,7 +192,7 @@ pub struct Strided {
 }
 
 /// A record of a zip archive, and the checksum of its bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Record {
     /// Its first byte in the file.
     pub offset: u64,
@@ -200,4 +200,12 @@ pub struct Record {
     pub length: u64,
     /// Their CRC-32 (the one of zip and zlib).
     pub crc32: u32,
+}
+
+impl Record {
+    /// The first byte behind it.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.offset.saturating_add(self.length)
+    }
 }

@@ -32,6 +32,12 @@ classes! {
     Unreachable = "unreachable";
     /// A file changed while it was read.
     CheckpointChanged = "checkpoint_changed";
+    /// A file that the checkpoint manifest declares is absent.
+    FileMissing = "file_missing";
+    /// A file has another size than the checkpoint manifest declares.
+    FileSizeMismatch = "file_size_mismatch";
+    /// A file has another BLAKE3 than the checkpoint manifest declares.
+    FileDigestMismatch = "file_digest_mismatch";
     /// The checkpoint holds no tensor.
     NoTensors = "no_tensors";
     /// None of the supported formats.

@@ -69,6 +69,10 @@ pub const ZSTD_WINDOW_LOG: u32 = 23;
 /// a listing, a byte of it takes up to about so many.
 pub const METADATA_SHARE: u64 = 12;
 
+/// What digests in the making may keep in memory for all files and records of a checkpoint together, in bytes. What
+/// does not fit is read again at the end.
+pub const DIGEST_BYTES: i64 = 8 << 20;
+
 /// Largest chunk, in bytes; a table's block is the largest power of two of rows whose encoded bytes fit.
 pub const CHUNK_BYTES: u64 = 8 << 20;
 /// Widest row that a row-wise encoding takes, in bytes of the source dtype: its minimum and maximum must be

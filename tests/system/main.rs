@@ -17,6 +17,7 @@ mod bug_log;
 mod commands;
 mod crash;
 mod damage;
+mod digests;
 mod fixtures;
 mod gates;
 mod golden;

@@ -30,7 +30,14 @@ mod zip;
 /// # Errors
 /// A [`crate::error::ReadError`] that names the file, and the tensor where there is one.
 pub fn open(location: &Location, format: Option<Format>, memory: u64, scratch: &Path) -> Result<Checkpoint> {
-    let source = Source::open_location(location)?.with_memory(memory).with_scratch(scratch);
+    list(Source::open_location(location)?.with_memory(memory).with_scratch(scratch), format)
+}
+
+/// Lists the tensors of the checkpoint at `source`. Without a `format` it is found out by content.
+///
+/// # Errors
+/// A [`crate::error::ReadError`] that names the file, and the tensor where there is one.
+pub fn list(source: Source, format: Option<Format>) -> Result<Checkpoint> {
     match format.map_or_else(|| detect::format(&source), Ok)? {
         Format::Safetensors => safetensors::open(source),
         Format::Dcp => dcp::open(source),

@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::limits;
 
-use crate::checkpoint::{Checkpoint, Location, Slice, Strided, Tensor};
+use crate::checkpoint::{Checkpoint, Location, Record, Slice, Strided, Tensor};
 use crate::error::{Class, ReadError, Result};
 use crate::read::torch_item;
 use crate::read::unpack::Readable;
@@ -89,35 +89,45 @@ struct Place<'s> {
     strides: Cow<'s, [u64]>,
     /// How many bytes lie between the first element's first and the last element's last.
     extent: u64,
+    /// The record that holds them, where it carries a checksum.
+    record: Option<Record>,
 }
 
 impl<'s> Place<'s> {
     fn of(slice: &'s Slice, dtype: Dtype) -> Result<Self> {
-        let (bytes, offset, strides) = match &slice.location {
+        let (bytes, offset, strides, record) = match &slice.location {
             Location::Dense { file, offset } => {
-                (Readable::File(file), *offset, dense_strides(&slice.sizes).map(Cow::Owned))
+                (Readable::File(file), *offset, dense_strides(&slice.sizes).map(Cow::Owned), None)
             }
             Location::TorchItem { file, offset, length, storage } => {
                 let storage =
                     once(storage, || torch_item::locate(file, *offset, *length, dtype, &slice.sizes))?;
-                (Readable::File(file), storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())))
+                (
+                    Readable::File(file),
+                    storage.offset,
+                    Some(Cow::Borrowed(storage.strides.as_slice())),
+                    storage.record,
+                )
             }
             Location::ZstdItem { file, offset, length, storage, unpacker } => {
                 let elements = slice.elements().saturating_mul(dtype.size());
                 let most = elements.saturating_add(limits::ITEM_SLACK_BYTES);
                 let item = Readable::Unpacked(unpacker.get(file, *offset, *length, most)?);
                 let storage = once(storage, || torch_item::locate_unpacked(&item, dtype, &slice.sizes))?;
-                (item, storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())))
+                (item, storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())), None)
             }
-            Location::Strided { file, storage } => {
-                (Readable::File(file), storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())))
-            }
+            Location::Strided { file, storage } => (
+                Readable::File(file),
+                storage.offset,
+                Some(Cow::Borrowed(storage.strides.as_slice())),
+                storage.record,
+            ),
         };
         let strides = strides.filter(|strides| strides.len() == slice.sizes.len());
         let place = strides.and_then(|strides| {
             let extent = extent(&slice.sizes, &strides, dtype.size())?;
             offset.checked_add(extent)?;
-            Some(Self { bytes: bytes.clone(), offset, strides, extent })
+            Some(Self { bytes: bytes.clone(), offset, strides, extent, record })
         });
         place.ok_or_else(|| {
             let detail = format!("the slice's size {:?} makes no sense with its strides", slice.sizes);
@@ -283,6 +293,7 @@ impl Run {
         }
         Some(Transfer {
             bytes: place.bytes.clone(),
+            record: place.record,
             item: usize::try_from(item).ok()?,
             at: place.offset.checked_add(from.checked_mul(item)?)?,
             to: usize::try_from(to.checked_sub(self.first)?.checked_mul(item)?).ok()?,
@@ -346,6 +357,7 @@ fn walk(
 /// A copy out of one slice.
 struct Transfer<'s> {
     bytes: Readable<'s>,
+    record: Option<Record>,
     /// The size of an element, in bytes.
     item: usize,
     /// The byte of the file where the first element lies.
@@ -375,8 +387,15 @@ impl Transfer<'_> {
     fn read_runs(&self, bytes: usize, axes: &[Axis], out: &mut [u8]) -> Result<()> {
         walk(axes, 0, self.to, &mut |from, to| {
             let place = out.get_mut(to..).and_then(|rest| rest.get_mut(..bytes)).ok_or_else(outside)?;
-            self.bytes.read_exact_at(place, self.at_byte(from)?)
+            self.read(place, self.at_byte(from)?)
         })
+    }
+
+    fn read(&self, buffer: &mut [u8], at: u64) -> Result<()> {
+        match (&self.bytes, self.record) {
+            (Readable::File(file), Some(record)) => file.read_record_at(record, buffer, at),
+            _ => self.bytes.read_exact_at(buffer, at),
+        }
     }
 
     fn at_byte(&self, from: usize) -> Result<u64> {
@@ -401,11 +420,11 @@ impl Transfer<'_> {
     fn fill(&self, stage: &Stage, count: usize, from: usize, scratch: &mut Vec<u8>) -> Result<()> {
         scratch.resize((count - 1).saturating_mul(stage.scratch_step).saturating_add(stage.span), 0);
         if stage.scratch_step == stage.split.from {
-            return self.bytes.read_exact_at(scratch, self.at_byte(from)?);
+            return self.read(scratch, self.at_byte(from)?);
         }
         for (index, piece) in scratch.chunks_mut(stage.scratch_step).enumerate() {
             let piece = piece.get_mut(..stage.span).ok_or_else(outside)?;
-            self.bytes.read_exact_at(piece, self.at_byte(from + index * stage.split.from)?)?;
+            self.read(piece, self.at_byte(from + index * stage.split.from)?)?;
         }
         Ok(())
     }
@@ -502,6 +521,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::Others;
+    use crate::shape::records::check_records;
     use crate::shape::tiling;
     use crate::source::{Source, SourceFile};
 
@@ -642,7 +662,12 @@ mod tests {
     }
 
     fn strided(file: Arc<SourceFile>, offset: u64, strides: Vec<u64>) -> Location {
-        Location::Strided { file, storage: Strided { offset, strides, record: None } }
+        // A record that holds the elements, what lies between them, and a byte more in front where there is one.
+        let length = file.len();
+        let start = offset.saturating_sub(1).min(length);
+        let bytes = file.read_vec_at(start, length - start).unwrap();
+        let record = Record { offset: start, length: length - start, crc32: crc32fast::hash(&bytes) };
+        Location::Strided { file, storage: Strided { offset, strides, record: Some(record) } }
     }
 
     proptest! {
@@ -668,7 +693,43 @@ mod tests {
                 read_elements(&tensor, start as u64, &mut out, &mut scratch).unwrap();
                 prop_assert_eq!(&out, &dense[start * item..end * item], "{}..{}", start, end);
             }
+            check_records(std::iter::once(&tensor), 2).unwrap();
         }
+
+        #[test]
+        fn a_wrong_checksum_is_found_however_the_slice_is_read(
+            case in case(), number in any::<Index>(),
+            runs in prop::collection::vec((any::<Index>(), any::<Index>()), 4),
+        ) {
+            let item = usize::try_from(case.dtype.size()).unwrap();
+            let elements: usize = case.shape.iter().product();
+            let folder = tempfile::tempdir().unwrap();
+            let mut tensor = write(&case, &dense_bytes(elements, item), &folder);
+            let wrong = number.index(tensor.slices.len());
+            if !damage(&mut tensor.slices[wrong]) {
+                return Ok(());
+            }
+            let mut scratch = Scratch::default();
+            let mut read = |start: usize, end: usize| {
+                read_elements(&tensor, start as u64, &mut vec![0; (end - start) * item], &mut scratch)
+            };
+            let mut found = Ok(());
+            for (start, length) in &runs {
+                let start = start.index(elements);
+                found = found.and(read(start, start + 1 + length.index(elements - start)));
+            }
+            found = found.and(read(0, elements));
+            found = found.and_then(|()| check_records(std::iter::once(&tensor), 2));
+            prop_assert_eq!(class(found), Class::ZipCrc);
+        }
+    }
+
+    /// Gives a slice's record another checksum, where it has a record.
+    fn damage(slice: &mut Slice) -> bool {
+        let has_elements = slice.elements() > 0;
+        let Location::Strided { storage, .. } = &mut slice.location else { return false };
+        let record = storage.record.as_mut().filter(|_| has_elements);
+        record.map(|record| record.crc32 ^= 1).is_some()
     }
 
     /// A table of `F32` in one slice with `strides`, over a file of `bytes`.

@@ -139,6 +139,11 @@ impl PinnedFile {
         i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
     }
 
+    /// Whether the file is still what it was.
+    pub(super) fn is_same(&self) -> bool {
+        std::fs::metadata(&self.path).is_ok_and(|metadata| Identity::of(&metadata) == self.identity)
+    }
+
     pub(super) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let file = self.open.get(self)?;
         file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {

@@ -2,10 +2,12 @@
 //!
 //! A [`Source`] is a folder of this machine or a prefix in an object store, or one file of it. It hands out
 //! [`SourceFile`]s by relative name and pins every file's identity at first sight, so that a checkpoint which changes
-//! while it is read is an error and never a mixture. Readers do not learn which of the two it is.
+//! while it is read is an error and never a mixture. Readers do not learn which of the two it is. Sizes and digests that
+//! are declared for its files ([`Source::declare`]) are checked against the bytes as they are read.
 //!
 //! | room | holds |
 //! |---|---|
+//! | [`declared`], [`digest`] | what is declared, and the hashes of what is read, in any order |
 //! | [`local`] | folders: links that stay inside, identity by device, inode, length and times |
 //! | [`remote`] | object stores: ranged reads, resumed where they break; identity by length, tag and version |
 
@@ -14,10 +16,15 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use weighbridge_schemas::checkpoint::ManifestFile;
 use weighbridge_schemas::limits;
 
+use crate::checkpoint::Record;
 use crate::error::{Class, ReadError, Result};
+use digest::FileDigests;
 
+mod declared;
+pub(crate) mod digest;
 mod local;
 mod remote;
 
@@ -60,6 +67,9 @@ pub struct Source {
     metadata_left: Arc<AtomicU64>,
     /// Where items go that have to be unpacked as a whole.
     scratch: Option<PathBuf>,
+    /// The files that a checkpoint manifest declares, by name.
+    declared: BTreeMap<String, ManifestFile>,
+    digest_budget: Arc<digest::Budget>,
 }
 
 #[derive(Debug)]
@@ -74,12 +84,22 @@ pub struct SourceFile {
     name: String,
     place: FilePlace,
     metadata_left: Arc<AtomicU64>,
+    digests: FileDigests,
 }
 
 #[derive(Debug)]
 enum FilePlace {
     Local(local::PinnedFile),
     Remote(remote::Object),
+}
+
+impl FilePlace {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Local(file) => file.len(),
+            Self::Remote(object) => object.len(),
+        }
+    }
 }
 
 impl Source {
@@ -109,7 +129,16 @@ impl Source {
 
     fn at(place: Place, entry: Option<String>) -> Self {
         let metadata_left = Arc::new(AtomicU64::new(MEMORY / limits::METADATA_SHARE));
-        Self { place, entry, files: Mutex::default(), metadata_left, scratch: None }.with_memory(MEMORY)
+        let source = Self {
+            place,
+            entry,
+            files: Mutex::default(),
+            metadata_left,
+            scratch: None,
+            declared: BTreeMap::new(),
+            digest_budget: Arc::default(),
+        };
+        source.with_memory(MEMORY)
     }
 
     /// Bounds what the checkpoint's metadata may take, once it is parsed, and what is held of remote files, by a memory
@@ -177,7 +206,8 @@ impl Source {
     /// a link to anywhere, since a person named it; every other one has to stay where links may lead.
     ///
     /// # Errors
-    /// [`Class::IndexPathEscape`] for a name or link that leads out, [`Class::NotFound`], [`Class::Unreadable`].
+    /// [`Class::IndexPathEscape`] for a name or link that leads out, [`Class::NotFound`], [`Class::Unreadable`];
+    /// [`Class::FileSizeMismatch`] where another size is declared.
     pub fn file(&self, name: &str) -> Result<Arc<SourceFile>> {
         if let Some(file) = lock(&self.files).get(name) {
             return Ok(Arc::clone(file));
@@ -192,7 +222,14 @@ impl Source {
             Place::Local(folder) => FilePlace::Local(folder.file(name, self.entry.as_deref() == Some(name))?),
             Place::Remote(prefix) => FilePlace::Remote(prefix.object(name)?),
         };
-        Ok(SourceFile { name: name.to_owned(), place, metadata_left: Arc::clone(&self.metadata_left) })
+        let length = place.len();
+        self.check_size(name, length)?;
+        Ok(SourceFile {
+            name: name.to_owned(),
+            place,
+            metadata_left: Arc::clone(&self.metadata_left),
+            digests: self.digests_of(name, length),
+        })
     }
 
     /// Checks that every file seen so far is still what it was.
@@ -238,10 +275,7 @@ impl SourceFile {
     /// The length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        match &self.place {
-            FilePlace::Local(file) => file.len(),
-            FilePlace::Remote(object) => object.len(),
-        }
+        self.place.len()
     }
 
     /// Whether the file is empty.
@@ -265,7 +299,36 @@ impl SourceFile {
             FilePlace::Remote(object) => object.read(buffer, offset),
         };
         // Every byte of a tensor comes through here: `buffer` holds what lies at `offset` once this succeeds.
-        read.map_err(|error| error.in_file(&self.name))
+        read.map_err(|error| error.in_file(&self.name))?;
+        self.digests.read(offset, buffer);
+        Ok(())
+    }
+
+    /// Fills `buffer` from byte `offset` on, which lies in `record`, and checks the record once all of it was read.
+    ///
+    /// # Errors
+    /// As [`SourceFile::read_exact_at`]; [`Class::ZipCrc`] where the record is not what its checksum says.
+    pub fn read_record_at(&self, record: Record, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.read_exact_at(buffer, offset)?;
+        self.digests.read_of(record, offset, buffer).map_err(|error| self.unless_changed(error))
+    }
+
+    /// Reads what has not been read yet of `record` through a `buffer`, and checks it.
+    ///
+    /// # Errors
+    /// As [`SourceFile::read_record_at`].
+    pub fn check_record(&self, record: Record, buffer: &mut Vec<u8>) -> Result<()> {
+        let read = |buffer: &mut [u8], offset: u64| self.read_exact_at(buffer, offset);
+        self.digests.finish_record(record, buffer, read).map_err(|error| self.unless_changed(error))
+    }
+
+    /// What is wrong with the file's bytes; but one that is being written anew is told to be that, since it may be
+    /// right later.
+    fn unless_changed(&self, error: ReadError) -> ReadError {
+        match &self.place {
+            FilePlace::Local(file) if !file.is_same() => changed().in_file(&self.name),
+            _ => error.in_file(&self.name),
+        }
     }
 
     /// The `length` bytes from `offset` on. The caller checks `length` against its limit first.
@@ -297,7 +360,9 @@ impl SourceFile {
             FilePlace::Local(_) => self.read_vec_at(offset, length),
             FilePlace::Remote(object) => {
                 let size = self.size(offset, length)?;
-                object.read_once(size, offset).map_err(|error| error.in_file(&self.name))
+                let bytes = object.read_once(size, offset).map_err(|error| error.in_file(&self.name))?;
+                self.digests.read(offset, &bytes);
+                Ok(bytes)
             }
         }
     }

@@ -10,6 +10,7 @@ mod completions;
 mod config;
 mod fetch;
 mod inspect;
+mod manifest;
 mod moves;
 mod output;
 mod publish;

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use weighbridge_converter::source::{Location, Source};
-use weighbridge_schemas::checkpoint::Format;
+use weighbridge_schemas::checkpoint::{CheckpointManifest, Format};
 use weighbridge_schemas::error::Kind;
 use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
 use weighbridge_schemas::policy::Policy;
@@ -20,7 +20,7 @@ use weighbridge_snapshots::root::Absent;
 
 use super::bar::Bar;
 use super::output::{bytes, error_object, plain, short};
-use super::{BudgetOptions, Context};
+use super::{BudgetOptions, Context, manifest};
 use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
 use crate::job::{self, Outcome, Published, Request};
@@ -28,6 +28,8 @@ use crate::sources;
 
 /// The class of a failure that a gate's no is.
 pub(super) const REJECTED: &str = "rejected_by_gate";
+/// The run of a checkpoint for which none is named.
+const DEFAULT_RUN: &str = "default";
 /// How many encoded tensors are shown to people.
 const TENSORS_SHOWN: usize = 20;
 
@@ -39,30 +41,38 @@ const TENSORS_SHOWN: usize = 20;
 ///
 /// A publish that leaves the channel where it is because a newer step is there (`superseded`), or because an operator
 /// holds it (`held`), has done its work and exits with 0; the document and the last lines say so.
+///
+/// With --manifest, the trainer's checkpoint manifest says what is not given on the command line, and each size and
+/// BLAKE3 of a file that it declares is checked before anything is published.
 #[derive(Debug, Args)]
 pub(super) struct Publish {
     /// The checkpoint: a folder, or one file, here or in an object store: a path or a URL (s3://, gs://, az://, file://).
-    /// Its format is told by content. Stores take credentials from the usual variables (AWS_*, GOOGLE_*, AZURE_*).
-    #[arg(value_name = "CKPT")]
-    checkpoint: OsString,
+    /// Its format is told by content. Stores take credentials from the usual variables (AWS_*, GOOGLE_*, AZURE_*)
+    /// [default: the manifest's location].
+    #[arg(value_name = "CKPT", required_unless_present = "manifest")]
+    checkpoint: Option<OsString>,
     /// The model's name.
+    #[arg(long, required_unless_present = "manifest")]
+    model: Option<String>,
+    /// The training run's name [default: default].
     #[arg(long)]
-    model: String,
-    /// The training run's name.
-    #[arg(long, default_value = "default")]
-    run: String,
-    /// The training step.
-    #[arg(long, default_value_t = 0, value_name = "N", allow_negative_numbers = true, value_parser = step)]
-    step: u64,
+    run: Option<String>,
+    /// The training step [default: 0].
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = step)]
+    step: Option<u64>,
+    /// A checkpoint manifest (`weighbridge.checkpoint/v1`, JSON): a file, or - for standard input. A relative location
+    /// in it starts at the manifest's folder.
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
     /// The channel to move [default: the policy's, which is prod].
     #[arg(long, value_name = "NAME")]
     channel: Option<String>,
     /// The policy: a TOML file. It replaces the default as a whole: what matches none of its rules is kept.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// The checkpoint's format.
-    #[arg(long, value_enum, default_value_t = FormatOption::Auto)]
-    format: FormatOption,
+    /// The checkpoint's format [default: auto].
+    #[arg(long, value_enum)]
+    format: Option<FormatOption>,
     #[command(flatten)]
     budget: BudgetOptions,
 }
@@ -100,35 +110,63 @@ impl Publish {
         let started = Instant::now();
         let budget = context.budget(&self.budget)?;
         let request = self.request(context)?;
+        let failed = |failure| failed(&request.checkpoint, failure);
         // A checkpoint that is not there makes no store.
         let location = request.checkpoint.clone();
         let opened = tokio::task::spawn_blocking(move || Source::open_location(&location).map(drop)).await;
         let opened = opened.map_err(|error| Failure::internal("opening the checkpoint", error))?;
-        opened.map_err(|error| failed(&request.checkpoint, error.into()))?;
+        opened.map_err(|error| failed(error.into()))?;
         let root = context.root(Absent::Create)?;
         let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
         let published = job::publish(&root, &request, budget, &bar).await;
         drop(bar);
-        let published = published.map_err(|failure| failed(&request.checkpoint, failure))?;
+        let published = published.map_err(failed)?;
         Ok(tell(context, &request, &published, started.elapsed()))
     }
 
+    /// What is given on the command line comes before what the manifest says.
     fn request(&self, context: &Context) -> Result<Request> {
-        let policy = read_policy(self.policy.as_deref())?;
-        let channel = match &self.channel {
-            Some(name) => name.parse::<ChannelName>()?,
-            None => policy.channel.name.clone(),
+        let manifest = self.manifest.as_deref().map(manifest::read).transpose()?;
+        let manifest = manifest.as_ref();
+        let policy = match (&self.policy, manifest) {
+            (None, Some(manifest)) => manifest::policy(manifest)?.unwrap_or_default(),
+            (path, _) => read_policy(path.as_deref())?,
+        };
+        let channel = match (&self.channel, manifest.and_then(|manifest| manifest.channel.clone())) {
+            (Some(name), _) => name.parse::<ChannelName>()?,
+            (None, Some(name)) => name,
+            (None, None) => policy.channel.name.clone(),
         };
         Ok(Request {
-            checkpoint: sources::locate(&self.checkpoint)?,
-            format: self.format.format(),
-            model: self.model.parse::<ModelName>()?,
-            run: self.run.parse::<RunName>()?,
-            step: self.step,
+            checkpoint: self.located(manifest)?,
+            format: match self.format {
+                Some(format) => format.format(),
+                None => manifest.and_then(|manifest| manifest.format),
+            },
+            files: manifest.map(|manifest| manifest.files.clone()).unwrap_or_default(),
+            created_at: manifest.map(|manifest| manifest.created_at),
+            model: match (&self.model, manifest) {
+                (Some(name), _) => name.parse::<ModelName>()?,
+                (None, Some(manifest)) => manifest.model.clone(),
+                (None, None) => return Err(Failure::usage("no model is named; give --model or --manifest")),
+            },
+            run: match (&self.run, manifest) {
+                (None, Some(manifest)) => manifest.run.clone(),
+                (name, _) => name.as_deref().unwrap_or(DEFAULT_RUN).parse::<RunName>()?,
+            },
+            step: self.step.or(manifest.map(|manifest| manifest.step)).unwrap_or(0),
             policy,
             channel,
             operation: context.operation()?,
         })
+    }
+
+    fn located(&self, manifest: Option<&CheckpointManifest>) -> Result<Location> {
+        match (&self.checkpoint, manifest, &self.manifest) {
+            (Some(text), _, _) => sources::locate(text),
+            (None, Some(manifest), Some(file)) => manifest::location(&manifest.location, file),
+            _ => Err(Failure::usage("no checkpoint is named; give CKPT or --manifest")),
+        }
     }
 }
 

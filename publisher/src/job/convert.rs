@@ -15,6 +15,7 @@ use weighbridge_converter::encode::{self, Encoder};
 use weighbridge_converter::error::{Class, ReadError};
 use weighbridge_converter::shape::gather::{Scratch, read_elements};
 use weighbridge_converter::statistics::{BlockStatistics, Statistics};
+use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::snapshot::Chunk;
 use weighbridge_snapshots::chunk::{self, Builder};
@@ -124,7 +125,10 @@ async fn make_pieces(
 ) -> Result<Vec<Option<Made>>> {
     let threads = budget.threads.max(1);
     let workers = Arc::new(Semaphore::new(threads));
-    let taken = PROCESS_BYTES + plan.listing_bytes() + plan.checkpoint.source.cache_bytes();
+    let taken = PROCESS_BYTES
+        + limits::DIGEST_BYTES.unsigned_abs()
+        + plan.listing_bytes()
+        + plan.checkpoint.source.cache_bytes();
     let kibibytes = permits(budget.memory.saturating_sub(taken).max(LEAST_BYTES));
     let memory = Arc::new(Semaphore::new(kibibytes as usize));
     let in_flight = Arc::new(Semaphore::new(threads.saturating_mul(1 + WRITES_A_THREAD)));

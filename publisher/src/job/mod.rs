@@ -5,6 +5,7 @@
 //! | [`accept`] | opens the checkpoint, lists it from its metadata alone | nothing |
 //! | [`plan`] | applies the policy, lays out files, cuts chunks | nothing |
 //! | [`convert`] | reads, encodes, hashes and stores, all overlapped | chunks |
+//! | [`accept`] again | the checkpoint is still the same, and what was declared of its bytes holds | nothing |
 //! | [`assemble`] | puts results in order | nothing |
 //! | [`judge`] | applies the gates | nothing |
 //! | [`seal`] | stores the report, then the manifest: now there is a snapshot | report, manifest |
@@ -25,11 +26,12 @@ use std::sync::Arc;
 
 use weighbridge_converter::source::Location;
 use weighbridge_schemas::channel::ChannelEntry;
-use weighbridge_schemas::checkpoint::Format;
+use weighbridge_schemas::checkpoint::{Format, ManifestFile};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
 use weighbridge_schemas::policy::Policy;
 use weighbridge_schemas::report::{Outcome as Gated, Report};
+use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::Operation;
 use weighbridge_snapshots::fetch::Progress;
 use weighbridge_snapshots::root::Root;
@@ -43,6 +45,10 @@ pub struct Request {
     pub checkpoint: Location,
     /// Its format; `None`: found out by content.
     pub format: Option<Format>,
+    /// The files that its manifest declares: each size and digest is checked.
+    pub files: Vec<ManifestFile>,
+    /// When it was written, by its manifest; `None`: by its files.
+    pub created_at: Option<Timestamp>,
     /// The model.
     pub model: ModelName,
     /// The training run.
@@ -138,7 +144,7 @@ pub async fn publish(
         "planned"
     );
     let converted = convert::convert(root, &request.model, &plan, budget, progress).await?;
-    accept::check_unchanged(&plan).await?;
+    accept::check(&plan, budget, progress).await?;
     let (manifest, statistics) = assemble::assemble(request, &plan, &converted);
     tracing::info!(bytes_stored = converted.bytes_stored, bytes_reused = converted.bytes_reused, "converted");
     let report = judge::judge(request, &plan, &manifest, &statistics);

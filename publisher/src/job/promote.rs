@@ -30,7 +30,7 @@ pub async fn promote(
                 snapshot,
                 run: request.run.clone(),
                 step: request.step,
-                created_at: Timestamp::from_nanoseconds(plan.checkpoint.source.modified_at()),
+                created_at: created_at(request, plan),
                 reason: Reason::Publish,
             }),
             Decision::Unchanged => Err(Outcome::Unchanged),
@@ -42,6 +42,12 @@ pub async fn promote(
         Appended::Stands(entry) => (Outcome::Published, Some(entry)),
         Appended::Declined { why, latest } => (why, latest),
     })
+}
+
+/// When the checkpoint was written: its manifest knows best.
+fn created_at(request: &Request, plan: &Plan) -> Timestamp {
+    let by_files = || Timestamp::from_nanoseconds(plan.checkpoint.source.modified_at());
+    request.created_at.unwrap_or_else(by_files)
 }
 
 /// The channel is left where it is: a gate rejected the snapshot. Gives the entry that rules.
