@@ -195,7 +195,8 @@ fn unknown(first: &[u8]) -> ReadError {
     }
     let shown = first.get(..8).unwrap_or(first);
     unsupported(format!(
-        "it is neither safetensors nor an index nor a torch.save file nor a distributed checkpoint; it begins with bytes {shown:02X?}"
+        "it is neither safetensors nor an index nor a torch.save file nor a distributed checkpoint; it begins with \
+         bytes {shown:02X?}"
     ))
 }
 

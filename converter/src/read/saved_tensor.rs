@@ -3,8 +3,8 @@
 //! Torch pickles a tensor as a call, whose arguments say everything (torch 2.2 to 2.14, `torch/_utils.py`):
 //!
 //! ```text
-//! _rebuild_tensor_v2(storage, offset, sizes, strides, requires_grad, hooks[, metadata])          by the storage's class
-//! _rebuild_tensor_v3(storage, offset, sizes, strides, requires_grad, hooks, dtype[, metadata])   of an untyped storage
+//! _rebuild_tensor_v2(storage, offset, sizes, strides, requires_grad, hooks[, metadata])         typed storage
+//! _rebuild_tensor_v3(storage, offset, sizes, strides, requires_grad, hooks, dtype[, metadata])  untyped storage
 //! _rebuild_parameter(tensor, requires_grad, hooks)
 //! storage = ('storage', class, key, location, number of elements; of bytes where it is untyped)
 //! ```
