@@ -23,6 +23,7 @@ use crate::checkpoint::{Checkpoint, Location, Record, Slice, Strided, Tensor};
 use crate::error::{Class, ReadError, Result};
 use crate::read::torch_item;
 use crate::read::unpack::Readable;
+use crate::shape::scatter::scatter;
 
 /// Largest scratch buffer, in bytes.
 const SCRATCH_BYTES: usize = 1 << 20;
@@ -198,7 +199,7 @@ fn read_boxes(tensor: &Tensor, first: u64, out: &mut [u8], scratch: &mut Scratch
 }
 
 /// What only slices that do not tile their tensor can lead to.
-fn outside() -> ReadError {
+pub(super) fn outside() -> ReadError {
     ReadError::new(Class::DcpChunkBounds, "a slice reaches outside its tensor")
 }
 
@@ -304,27 +305,27 @@ impl Run {
 
 /// A dimension of a copy: `count` indices, and how many bytes lie between neighbours on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Axis {
-    count: usize,
-    from: usize,
-    to: usize,
+pub(super) struct Axis {
+    pub(super) count: usize,
+    pub(super) from: usize,
+    pub(super) to: usize,
 }
 
 impl Axis {
     /// One index.
-    const SINGLE: Self = Self { count: 1, from: 0, to: 0 };
+    pub(super) const SINGLE: Self = Self { count: 1, from: 0, to: 0 };
 
     fn new(count: u64, from: u64, to: u64) -> Option<Self> {
         Some(Self { count: count.try_into().ok()?, from: from.try_into().ok()?, to: to.try_into().ok()? })
     }
 
     /// How many bytes of the file lie between its first and its last index.
-    const fn reach(self) -> usize {
+    pub(super) const fn reach(self) -> usize {
         (self.count - 1).saturating_mul(self.from)
     }
 
     /// Whether neighbours touch on both sides.
-    const fn is_dense(self, item: usize) -> bool {
+    pub(super) const fn is_dense(self, item: usize) -> bool {
         self.from == item && self.to == item
     }
 }
@@ -343,7 +344,7 @@ fn push_axis(axes: &mut Vec<Axis>, axis: Axis) {
 }
 
 /// Calls `visit` with both byte positions of every index of `axes`, the last axis fastest.
-fn walk(
+pub(super) fn walk(
     axes: &[Axis],
     from: usize,
     to: usize,
@@ -463,49 +464,6 @@ impl Stage {
         let scratch_step = if near(&split, span) { split.from } else { span + CACHE_LINE };
         let at_once = 1 + (SCRATCH_BYTES - span) / scratch_step.max(1);
         Self { inner, span, split, at_once, scratch_step, outer }
-    }
-}
-
-/// Copies elements of `item` bytes from the scratch buffer to their places from byte `to` of `out` on.
-fn scatter(scratch: &[u8], mut axes: Vec<Axis>, item: usize, to: usize, out: &mut [u8]) -> Result<()> {
-    axes.retain(|axis| axis.count > 1);
-    axes.sort_by_key(|axis| std::cmp::Reverse(axis.to));
-    match item {
-        1 => scatter_items::<1>(scratch, &axes, to, out),
-        2 => scatter_items::<2>(scratch, &axes, to, out),
-        4 => scatter_items::<4>(scratch, &axes, to, out),
-        8 => scatter_items::<8>(scratch, &axes, to, out),
-        _ => Err(ReadError::new(Class::BadDtype, format!("elements of {item} bytes are not supported"))),
-    }
-}
-
-fn scatter_items<const ITEM: usize>(scratch: &[u8], axes: &[Axis], to: usize, out: &mut [u8]) -> Result<()> {
-    let (inner, outer) = match axes.split_last() {
-        Some((inner, outer)) => (*inner, outer),
-        None => (Axis::SINGLE, axes),
-    };
-    let reach = (inner.count - 1).saturating_mul(inner.to).saturating_add(ITEM);
-    walk(outer, 0, to, &mut |from, to| {
-        let read = scratch.get(from..).and_then(|rest| rest.get(..inner.reach().saturating_add(ITEM)));
-        let written = out.get_mut(to..).and_then(|rest| rest.get_mut(..reach));
-        let (Some(read), Some(written)) = (read, written) else { return Err(outside()) };
-        if inner.is_dense(ITEM) {
-            written.copy_from_slice(read);
-        } else {
-            copy_items::<ITEM>(read, written, inner);
-        }
-        Ok(())
-    })
-}
-
-/// Copies the elements of one axis between buffers that hold just them and what lies between.
-fn copy_items<const ITEM: usize>(read: &[u8], written: &mut [u8], axis: Axis) {
-    for index in 0..axis.count {
-        let element = read.get(index * axis.from..).and_then(|rest| rest.first_chunk::<ITEM>());
-        let place = written.get_mut(index * axis.to..).and_then(|rest| rest.first_chunk_mut::<ITEM>());
-        if let (Some(element), Some(place)) = (element, place) {
-            *place = *element;
-        }
     }
 }
 

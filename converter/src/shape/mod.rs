@@ -2,5 +2,6 @@
 
 pub mod gather;
 pub mod records;
+mod scatter;
 pub mod select;
 pub mod tiling;
