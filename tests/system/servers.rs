@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use object_store::ObjectStoreExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
+use object_store::{ObjectStoreExt, RetryConfig};
 use tempfile::TempDir;
 
 use crate::binary;
@@ -84,10 +84,11 @@ impl Server {
         for name in ["master.port", "volume.port", "filer.port", "s3.port"] {
             command.arg(format!("-{name}.grpc={}", free_port()));
         }
-        for name in ["master.port", "volume.port", "filer.port"] {
+        for name in ["master.port", "volume.port"] {
             command.arg(format!("-{name}={}", free_port()));
         }
-        let port = free_port();
+        let (filer, port) = (free_port(), free_port());
+        command.arg(format!("-filer.port={filer}"));
         command.arg(format!("-s3.port={port}")).arg(format!("-s3.config={}", config.display()));
         command.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::null());
         let process = command.spawn().unwrap();
@@ -95,14 +96,21 @@ impl Server {
         let store = builder(port).build().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = Self { process, port, store, runtime, _folder: folder };
-        server.make_bucket();
+        server.make_bucket(filer);
         Some(server)
     }
 
-    fn make_bucket(&self) {
+    /// A bucket is a folder of the filer's; it is there once the first object can be put into it.
+    fn make_bucket(&self, filer: u16) {
         for _ in 0..300 {
-            // SeaweedFS makes the bucket of the first object that an administrator puts.
-            if self.try_put("started", b"yes".to_vec()) {
+            let made = TcpStream::connect(("127.0.0.1", filer)).and_then(|mut connection| {
+                let request = format!(
+                    "POST /buckets/{BUCKET}/ HTTP/1.1\r\nHost: filer\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                );
+                connection.write_all(request.as_bytes())?;
+                connection.read_to_string(&mut String::new())
+            });
+            if made.is_ok() && self.try_put("started", b"yes".to_vec()) {
                 return;
             }
             std::thread::sleep(Duration::from_millis(200));
@@ -194,6 +202,7 @@ fn builder(port: u16) -> AmazonS3Builder {
         .with_region("us-east-1")
         .with_endpoint(format!("http://127.0.0.1:{port}"))
         .with_allow_http(true)
+        .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
         .with_access_key_id(KEY)
         .with_secret_access_key(SECRET)
 }
