@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,6 +64,12 @@ impl Server {
     /// A server with one empty bucket; `None` where the program cannot be had.
     pub(crate) fn start() -> Option<Self> {
         let program = program()?;
+        // A port that was free may be taken by the time the server asks for it.
+        let server = (0..10).find_map(|_| Self::try_start(&program));
+        Some(server.expect("the server does not take objects"))
+    }
+
+    fn try_start(program: &Path) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("s3.json");
         let identity = format!(
@@ -95,14 +101,13 @@ impl Server {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store = builder(port).build().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let server = Self { process, port, store, runtime, _folder: folder };
-        server.make_bucket(filer);
-        Some(server)
+        let mut server = Self { process, port, store, runtime, _folder: folder };
+        server.make_bucket(filer).then_some(server)
     }
 
     /// A bucket is a folder of the filer's; it is there once the first object can be put into it.
-    fn make_bucket(&self, filer: u16) {
-        for _ in 0..300 {
+    fn make_bucket(&mut self, filer: u16) -> bool {
+        for _ in 0..100 {
             let made = TcpStream::connect(("127.0.0.1", filer)).and_then(|mut connection| {
                 let request = format!(
                     "POST /buckets/{BUCKET}/ HTTP/1.1\r\nHost: filer\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -111,11 +116,14 @@ impl Server {
                 connection.read_to_string(&mut String::new())
             });
             if made.is_ok() && self.try_put("started", b"yes".to_vec()) {
-                return;
+                return true;
+            }
+            if !matches!(self.process.try_wait(), Ok(None)) {
+                break;
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-        panic!("the server does not take objects");
+        false
     }
 
     fn try_put(&self, key: &str, bytes: Vec<u8>) -> bool {
@@ -127,7 +135,7 @@ impl Server {
     }
 
     /// Puts every file of a folder below `prefix`.
-    pub(crate) fn put_folder(&self, folder: &std::path::Path, prefix: &str) {
+    pub(crate) fn put_folder(&self, folder: &Path, prefix: &str) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_file() {
