@@ -2,15 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use object_store::ObjectStoreExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
+use object_store::{ObjectStoreExt, RetryConfig};
 use tempfile::TempDir;
 
 use crate::binary;
@@ -64,6 +64,12 @@ impl Server {
     /// A server with one empty bucket; `None` where the program cannot be had.
     pub(crate) fn start() -> Option<Self> {
         let program = program()?;
+        // A port that was free may be taken by the time the server asks for it.
+        let server = (0..10).find_map(|_| Self::try_start(&program));
+        Some(server.expect("the server does not take objects"))
+    }
+
+    fn try_start(program: &Path) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("s3.json");
         let identity = format!(
@@ -84,30 +90,40 @@ impl Server {
         for name in ["master.port", "volume.port", "filer.port", "s3.port"] {
             command.arg(format!("-{name}.grpc={}", free_port()));
         }
-        for name in ["master.port", "volume.port", "filer.port"] {
+        for name in ["master.port", "volume.port"] {
             command.arg(format!("-{name}={}", free_port()));
         }
-        let port = free_port();
+        let (filer, port) = (free_port(), free_port());
+        command.arg(format!("-filer.port={filer}"));
         command.arg(format!("-s3.port={port}")).arg(format!("-s3.config={}", config.display()));
         command.current_dir(folder.path()).stdout(Stdio::null()).stderr(Stdio::null());
         let process = command.spawn().unwrap();
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store = builder(port).build().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let server = Self { process, port, store, runtime, _folder: folder };
-        server.make_bucket();
-        Some(server)
+        let mut server = Self { process, port, store, runtime, _folder: folder };
+        server.make_bucket(filer).then_some(server)
     }
 
-    fn make_bucket(&self) {
-        for _ in 0..300 {
-            // SeaweedFS makes the bucket of the first object that an administrator puts.
-            if self.try_put("started", b"yes".to_vec()) {
-                return;
+    /// A bucket is a folder of the filer's; it is there once the first object can be put into it.
+    fn make_bucket(&mut self, filer: u16) -> bool {
+        for _ in 0..100 {
+            let made = TcpStream::connect(("127.0.0.1", filer)).and_then(|mut connection| {
+                let request = format!(
+                    "POST /buckets/{BUCKET}/ HTTP/1.1\r\nHost: filer\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                );
+                connection.write_all(request.as_bytes())?;
+                connection.read_to_string(&mut String::new())
+            });
+            if made.is_ok() && self.try_put("started", b"yes".to_vec()) {
+                return true;
+            }
+            if !matches!(self.process.try_wait(), Ok(None)) {
+                break;
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-        panic!("the server does not take objects");
+        false
     }
 
     fn try_put(&self, key: &str, bytes: Vec<u8>) -> bool {
@@ -119,7 +135,7 @@ impl Server {
     }
 
     /// Puts every file of a folder below `prefix`.
-    pub(crate) fn put_folder(&self, folder: &std::path::Path, prefix: &str) {
+    pub(crate) fn put_folder(&self, folder: &Path, prefix: &str) {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_file() {
@@ -194,6 +210,7 @@ fn builder(port: u16) -> AmazonS3Builder {
         .with_region("us-east-1")
         .with_endpoint(format!("http://127.0.0.1:{port}"))
         .with_allow_http(true)
+        .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
         .with_access_key_id(KEY)
         .with_secret_access_key(SECRET)
 }
