@@ -85,7 +85,7 @@ fn check_steps(rows: &[Vec<f32>], values: &[f64], steps: f64) {
 }
 
 #[test]
-fn tables_of_int8_keep_rows_and_width_and_are_off_by_half_a_step_at_most() {
+fn b21_tables_of_int8_keep_rows_and_width_and_are_off_by_half_a_step_at_most() {
     let store = Store::new();
     let tables = [("a", 5, numbers(35)), ("b", 64, numbers(64_000))];
     let file = checkpoint(store.folder.path(), &tables, "F32");
@@ -104,7 +104,7 @@ fn tables_of_int8_keep_rows_and_width_and_are_off_by_half_a_step_at_most() {
 }
 
 #[test]
-fn tiny_ranges_and_equal_rows_decode_and_a_range_that_overflows_is_refused() {
+fn b56_tiny_ranges_and_equal_rows_decode_and_a_range_that_overflows_is_refused() {
     let store = Store::new();
     let tiny = f64::from(f32::from_bits(713));
     let calm = [vec![0.0, tiny, 0.0, tiny], vec![0.3; 4], vec![-0.1; 4], vec![-0.0; 4]].concat();
@@ -128,7 +128,7 @@ fn tiny_ranges_and_equal_rows_decode_and_a_range_that_overflows_is_refused() {
 }
 
 #[test]
-fn a_layout_is_one_everywhere_and_stands_in_the_metadata_and_its_padding_is_zero() {
+fn b58_a_layout_is_one_everywhere_and_stands_in_the_metadata_and_its_padding_is_zero() {
     let widths = [3usize, 6, 10, 16, 33];
     let names = ["d03", "d06", "d10", "d16", "d33"];
     let tables: Vec<_> =
@@ -164,7 +164,7 @@ fn a_layout_is_one_everywhere_and_stands_in_the_metadata_and_its_padding_is_zero
 }
 
 #[test]
-fn odd_widths_are_refused_before_any_work_with_table_width_and_rule() {
+fn b59_odd_widths_are_refused_before_any_work_with_table_width_and_rule() {
     let store = Store::new();
     for (encoding, width) in [("int4", 1), ("int4", 3), ("int4", 7), ("int2", 5)] {
         let file = checkpoint(store.folder.path(), &[("some.table", width, numbers(width * 4))], "F32");
@@ -179,7 +179,7 @@ fn odd_widths_are_refused_before_any_work_with_table_width_and_rule() {
 }
 
 #[test]
-fn odd_widths_are_padded_or_written_as_told_and_decode_right() {
+fn b59_odd_widths_are_padded_or_written_as_told_and_decode_right() {
     for (encoding, width, padded, steps) in
         [("int4", 1, 2, 15.0), ("int4", 3, 4, 15.0), ("int4", 7, 8, 15.0), ("int2", 5, 8, 3.0)]
     {

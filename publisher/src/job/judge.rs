@@ -41,10 +41,14 @@ fn judged<'a>(plan: &Plan, (planned, statistics): (&'a Planned, &'a Statistics))
 /// Says how much of a tensor was cut off by a cast that saturates. It is no finding of a gate.
 fn saturated((planned, statistics): (&Planned, &Statistics)) -> Option<String> {
     let limit = planned.form.encoding.saturates_at()?;
+    let (name, encoding) = (&planned.name, planned.form.encoding.as_str());
     let (count, all, rows) = (statistics.saturated_elements, statistics.elements, statistics.saturated_rows);
-    let name = &planned.name;
-    let encoding = planned.form.encoding.as_str();
-    (count > 0).then(|| format!("{name}: {count} of {all} values, in {rows} rows, are beyond {encoding}'s {limit}, and stored as it"))
+    (count > 0).then(|| {
+        format!(
+            "{name}: {count} of {all} values, in {rows} rows, are beyond {encoding}'s largest number and stored \
+             as it: {limit}"
+        )
+    })
 }
 
 fn tensor(plan: &Plan, at: usize, statistics: &Statistics) -> TensorReport {
