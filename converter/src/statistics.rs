@@ -50,6 +50,10 @@ pub struct Statistics {
     pub overflow_rows: u64,
     /// The numbers of the first [`ROWS_NAMED`] of them.
     pub first_overflow_rows: Vec<u64>,
+    /// Finite elements beyond the largest number of a cast that saturates: they are stored as that number.
+    pub saturated_elements: u64,
+    /// Rows that hold one.
+    pub saturated_rows: u64,
     /// Elements over which errors were taken: finite before encoding, and finite after decoding.
     pub compared_elements: u64,
     /// The largest absolute difference between an element and what it decodes to.
@@ -73,6 +77,8 @@ impl Statistics {
         name_rows(&mut self.first_non_finite_rows, &next.first_non_finite_rows);
         self.overflow_rows += next.overflow_rows;
         name_rows(&mut self.first_overflow_rows, &next.first_overflow_rows);
+        self.saturated_elements += next.saturated_elements;
+        self.saturated_rows += next.saturated_rows;
         self.compared_elements += next.compared_elements;
         if next.max_error > self.max_error {
             self.max_error = next.max_error;
@@ -169,6 +175,12 @@ impl BlockStatistics {
             )
         };
         self.take(row.len(), &counted);
+    }
+
+    /// Says of the row taken last how many of its elements saturated.
+    pub(crate) fn saturated(&mut self, elements: usize) {
+        self.block.saturated_elements += elements as u64;
+        self.block.saturated_rows += u64::from(elements > 0);
     }
 
     fn take(&mut self, elements: usize, row: &Row) {

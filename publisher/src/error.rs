@@ -104,7 +104,9 @@ impl From<SelectError> for Failure {
     fn from(error: SelectError) -> Self {
         let (class, exit) = match error {
             SelectError::Unreadable(error) => return error.into(),
-            SelectError::BadName { .. } | SelectError::Collision { .. } => ("policy_mismatch", Exit::Usage),
+            SelectError::BadName { .. } | SelectError::Collision { .. } | SelectError::OddWidth { .. } => {
+                ("policy_mismatch", Exit::Usage)
+            }
             SelectError::NothingLeft { .. } => (ReadClass::NoTensors.as_str(), Exit::BadCheckpoint),
             SelectError::RowTooWide { .. } => (ReadClass::LimitExceeded.as_str(), Exit::BadCheckpoint),
         };

@@ -80,3 +80,5 @@ pub const CHUNK_BYTES: u64 = 8 << 20;
 pub const ROW_BYTES: u64 = 8 << 20;
 /// Largest chunk that a manifest may name, in bytes: a single encoded row may be over [`CHUNK_BYTES`].
 pub const LARGEST_CHUNK_BYTES: u64 = 32 << 20;
+/// Largest multiple that rows may be padded to, in bytes.
+pub const ROW_ALIGNMENT: u64 = 4096;

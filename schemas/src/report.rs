@@ -129,6 +129,12 @@ pub struct TensorReport {
     pub non_finite_rows: u64,
     /// How many finite rows overflow when encoded.
     pub overflow_rows: u64,
+    /// How many finite values are beyond the largest number of a cast that saturates, and were stored as it.
+    #[serde(default)]
+    pub saturated_elements: u64,
+    /// How many rows hold one.
+    #[serde(default)]
+    pub saturated_rows: u64,
     /// The largest absolute reconstruction error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_error: Option<f64>,

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::canonical;
 use crate::checkpoint::Format;
-use crate::dtype::{Dtype, element_count};
-use crate::encoding::{Encoding, Layout};
+use crate::dtype::Dtype;
+use crate::encoding::{Encoding, Form, Layout};
 use crate::error::{DocumentError, shorten};
 use crate::ids::{ChunkId, Fingerprint, RulesDigest, SnapshotId};
 use crate::limits;
@@ -87,6 +87,12 @@ pub struct SnapshotTensor {
     pub encoding: Encoding,
     /// Where scale and bias stand, for row-wise encodings.
     pub layout: Layout,
+    /// A stored row's size is a multiple of this, in bytes; absent for 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub row_alignment: u64,
+    /// The elements of a stored row, where rows were padded with zeros to have more than `shape` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_width: Option<u64>,
     /// The file's name.
     pub file: String,
     /// The first byte in the file.
@@ -102,6 +108,12 @@ pub struct TensorMetadata {
     pub encoding: Encoding,
     /// Where scale and bias stand.
     pub layout: Layout,
+    /// A stored row's size is a multiple of this, in bytes; absent for 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub row_alignment: u64,
+    /// The elements of a stored row, where rows were padded with zeros to have more than `shape` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_width: Option<u64>,
     /// The logical shape.
     pub shape: Vec<u64>,
     /// The element type in the checkpoint.
@@ -206,13 +218,44 @@ impl SnapshotFile {
 }
 
 impl SnapshotTensor {
-    /// The stored size by shape and encoding, in bytes; `None` where it overflows.
+    /// How its rows are laid out and decoded.
+    #[must_use]
+    pub const fn form(&self) -> Form {
+        let Self { encoding, layout, row_alignment, stored_width, .. } = *self;
+        Form { encoding, layout, row_alignment, stored_width }
+    }
+
+    /// The stored size by shape and encoding, in bytes; `None` where it overflows, or where the row's layout
+    /// contradicts itself.
     #[must_use]
     pub fn stored_bytes(&self) -> Option<u64> {
-        let stored = self.encoding.stored_dtype(self.source_dtype);
-        let shape = self.encoding.stored_shape(&self.shape);
-        element_count(&shape, stored)?.checked_mul(stored.size())
+        self.form().stored_bytes(&self.shape, self.source_dtype)
     }
+}
+
+impl TensorMetadata {
+    /// Of a tensor of logical `shape` that is stored as `form` says.
+    #[must_use]
+    pub const fn new(form: Form, shape: Vec<u64>, source_dtype: Dtype) -> Self {
+        let Form { encoding, layout, row_alignment, stored_width } = form;
+        Self { encoding, layout, row_alignment, stored_width, shape, source_dtype }
+    }
+
+    /// How its rows are laid out and decoded.
+    #[must_use]
+    pub const fn form(&self) -> Form {
+        let Self { encoding, layout, row_alignment, stored_width, .. } = *self;
+        Form { encoding, layout, row_alignment, stored_width }
+    }
+}
+
+const fn one() -> u64 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+const fn is_one(value: &u64) -> bool {
+    *value == 1
 }
 
 /// `A-Z a-z 0-9 . _ -`, 1 to 128 characters, not starting with a dot.
@@ -252,6 +295,8 @@ mod tests {
                 source_dtype: Dtype::F32,
                 encoding: Encoding::Int8Sbf32,
                 layout: Layout::Trailing,
+                row_alignment: 1,
+                stored_width: None,
                 file: "model.safetensors".into(),
                 begin: 4096,
                 end: 4126,
@@ -276,13 +321,16 @@ mod tests {
     #[test]
     fn contradictions_are_refused() {
         type Spoil = fn(&mut SnapshotManifest);
-        let cases: [(&str, Spoil); 8] = [
+        let cases: [(&str, Spoil); 11] = [
             ("a path for a file name", |m| m.files[0].name = "../model".into()),
             ("sizes that do not add up", |m| m.files[0].size += 1),
             ("an empty chunk", |m| m.files[0].chunks.push(Chunk { id: ChunkId::of(b""), size: 0 })),
             ("two files of one name", |m| m.files.push(m.files[0].clone())),
             ("a tensor past its file", |m| (m.tensors[0].begin, m.tensors[0].end) = (4097, 4127)),
             ("a tensor of another size", |m| m.tensors[0].shape = vec![4, 2]),
+            ("rows of another alignment", |m| m.tensors[0].row_alignment = 2),
+            ("an alignment that is none", |m| m.tensors[0].row_alignment = 0),
+            ("rows of another width", |m| m.tensors[0].stored_width = Some(3)),
             ("a tensor in no file", |m| m.tensors[0].file = "other".into()),
             ("two tensors of one name", |m| m.tensors.push(m.tensors[0].clone())),
         ];

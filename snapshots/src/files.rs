@@ -99,8 +99,8 @@ fn packed(tensors: &[Stored], small: &[usize]) -> usize {
     let over = small.iter().position(|&at| {
         let tensor = &tensors[at];
         data += tensor.bytes;
-        // The name stands twice, once of it escaped twice over; shapes and the rest take about 250 bytes.
-        header += tensor.name.as_str().len() as u64 * 4 + tensor.shape.len() as u64 * 42 + 250;
+        // The name stands twice, once of it escaped twice over; shapes and the rest take about 300 bytes.
+        header += tensor.name.as_str().len() as u64 * 4 + tensor.shape.len() as u64 * 42 + 300;
         data > PACKED_BYTES || header > PACKED_HEADER_BYTES
     });
     over.map_or(small.len(), |at| at.max(1))
@@ -143,16 +143,11 @@ const DATA_ALIGNMENT_BYTES: usize = 4096;
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use weighbridge_schemas::encoding::{Encoding, Layout};
+    use weighbridge_schemas::encoding::{Encoding, Form};
 
     fn stored(name: &str, dtype: Dtype, shape: &[u64]) -> Stored {
         let bytes = shape.iter().product::<u64>() * dtype.size();
-        let metadata = TensorMetadata {
-            encoding: Encoding::Keep,
-            layout: Layout::Trailing,
-            shape: shape.to_vec(),
-            source_dtype: dtype,
-        };
+        let metadata = TensorMetadata::new(Form::plain(Encoding::Keep), shape.to_vec(), dtype);
         Stored { name: name.parse().unwrap(), dtype, shape: shape.to_vec(), bytes, metadata }
     }
 

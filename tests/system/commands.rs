@@ -103,7 +103,7 @@ fn what_is_published_can_be_looked_at() {
     assert_eq!((report["outcome"].as_str(), report["step"].as_u64()), (Some("passed"), Some(3)));
     assert!(report["tensors"].as_array().unwrap().iter().any(|t| t["relative_rms_error"].as_f64().is_some()));
     let version = store.run(["version"]).succeeded();
-    assert_eq!(version["encoding_version"], 1);
+    assert_eq!(version["encoding_version"], 2);
 }
 
 #[test]

@@ -173,10 +173,10 @@ fn the_default_policy_quantizes_tables_as_fbgemm_does_and_drops_optimizer_state(
     let kept =
         expected["tensors"].as_object().unwrap().iter().filter(|(name, _)| !name.starts_with("optim."));
     assert_eq!(fetched.len(), kept.clone().count());
-    let golden = read_json(&data().join("quantization/tables.json"));
+    let golden = &read_json(&data().join("quantization/tables.json"))["dcp_torchrec_2rank"];
     for (name, expected) in kept {
         let tensor = &fetched[name];
-        let wanted = golden.get(name).unwrap_or(&expected["sha256"]);
+        let wanted = golden.get(name).map_or(&expected["sha256"], |golden| &golden["int8_sbf32"]);
         assert_eq!(sha256(&tensor.bytes), wanted.as_str().unwrap(), "{name}");
         if golden.get(name).is_some() {
             let [rows, width] = tensor.metadata.shape[..] else { panic!("{name} is a table") };
@@ -187,28 +187,47 @@ fn the_default_policy_quantizes_tables_as_fbgemm_does_and_drops_optimizer_state(
     }
 }
 
+/// Encodings, and the dtype of what is stored.
+const ENCODINGS: [(&str, &str); 9] = [
+    ("int8_sbf32", "U8"),
+    ("int8_sbf16", "U8"),
+    ("int4_sbf16", "U8"),
+    ("int2_sbf16", "U8"),
+    ("f16", "F16"),
+    ("bf16", "BF16"),
+    ("f8_e4m3fn", "F8_E4M3"),
+    ("f8_e5m2", "F8_E5M2"),
+    ("hfp8_e4b7_max240", "U8"),
+];
+
 #[test]
 fn every_golden_table_is_encoded_bit_for_bit() {
-    for root in roots().iter().filter(|root| root.join("quantization/quantization.json").is_file()) {
-        let golden = read_json(&root.join("quantization/quantization.json"));
-        let tables = golden["tables"].as_object().unwrap();
-        assert!(tables.len() >= 8);
-        for encoding in ["int8", "f16", "bf16"] {
-            let store = Store::new();
-            let policy = store.policy(&format!("rule = [{{ match = '**', encode = '{encoding}' }}]"));
-            for table in tables.values() {
-                let (checkpoint, name) =
-                    (table["checkpoint"].as_str().unwrap(), table["tensor"].as_str().unwrap());
-                let checkpoint = root.join("checkpoints").join(checkpoint);
+    let golden = read_json(&data().join("quantization/tables.json"));
+    let golden = golden.as_object().unwrap();
+    let mut seen = 0;
+    for root in roots() {
+        for (checkpoint, tables) in golden {
+            let checkpoint = root.join("checkpoints").join(checkpoint);
+            if !checkpoint.is_dir() {
+                continue;
+            }
+            for (encoding, dtype) in ENCODINGS {
+                let store = Store::new();
+                let policy = store.policy(&format!("rule = [{{ match = '**', encode = '{encoding}' }}]"));
                 store.publish(&checkpoint, &["--policy", policy.to_str().unwrap()]).succeeded();
                 store.fetch("m").succeeded();
                 let fetched = tensors(&store.served().join("current"));
-                let format = if encoding == "int8" { "int8_sbf32" } else { encoding };
-                let wanted = table["outputs"][format]["sha256"].as_str().unwrap();
-                assert_eq!(sha256(&fetched[name].bytes), wanted, "{checkpoint:?} {name} {encoding}");
+                for (name, wanted) in tables.as_object().unwrap() {
+                    let wanted = wanted[encoding].as_str().unwrap();
+                    assert_eq!(sha256(&fetched[name].bytes), wanted, "{checkpoint:?} {name} {encoding}");
+                    assert_eq!(fetched[name].dtype, dtype);
+                    assert_eq!(fetched[name].metadata.encoding.as_str(), encoding);
+                    seen += 1;
+                }
             }
         }
     }
+    assert!(seen >= 4 * ENCODINGS.len(), "{seen}");
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod commands;
 mod crash;
 mod damage;
 mod digests;
+mod encodings;
 mod fixtures;
 mod gates;
 mod golden;

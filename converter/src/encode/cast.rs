@@ -1,40 +1,45 @@
-//! Element-wise casts, to the bits that torch's casts give on x86-64.
+//! Element-wise casts, to the bits that torch's and FBGEMM's casts give on x86-64.
 //!
-//! Finite values are rounded to nearest even; subnormal numbers are kept; what is too large becomes infinite. A NaN
-//! cast to binary16 keeps its sign and the ten upper bits of its payload and becomes quiet; cast to bfloat16 it is
-//! always 0xFFFF.
+//! Values are rounded to binary32 first, where they are wider, and then to nearest even; subnormal numbers are kept.
+//! What is too large becomes infinite, or the largest number where the type saturates. A NaN cast to binary16 keeps
+//! its sign and the ten upper bits of its payload and becomes quiet; cast to bfloat16 it is always 0xFFFF.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt as _;
 use weighbridge_schemas::dtype::Dtype;
+use weighbridge_schemas::encoding::{Encoding, Form};
 
-use super::widen::{self, HALVES, Widen, widening};
-use super::{Encoder, RowSize};
+use super::widen::{Widen, encodable};
+use super::{Encoder, RowSize, float8};
 use crate::statistics::{BlockStatistics, Sums};
 
-/// Casts to a two-byte type.
+/// How many binary16 elements are converted at once: enough for the processor's conversion instructions, few enough
+/// for the stack.
+const HALVES: usize = 64;
+
+/// Casts to another floating-point type.
 pub(super) struct Cast {
+    form: Form,
+    source: Dtype,
     widen: Widen,
     narrow: fn(values: &[f32], out: &mut Vec<u8>),
-    widen_again: Widen,
     size: RowSize,
 }
 
 impl Cast {
-    /// To binary16; `None` for a `source` that is not cast.
-    pub(super) fn to_f16(source: Dtype, size: RowSize) -> Option<Self> {
-        Some(Self { widen: castable(source)?, narrow: narrow_to_f16, widen_again: widen::f16, size })
+    /// To the type of `encoding`; `None` for a `source` that is not cast, and for what is no cast.
+    pub(super) fn new(encoding: Encoding, source: Dtype, size: RowSize) -> Option<Self> {
+        let narrow = match encoding {
+            Encoding::F32 => keep_f32,
+            Encoding::F16 => narrow_to_f16,
+            Encoding::Bf16 => narrow_to_bf16,
+            Encoding::F8E4m3fn => float8::narrow_to_e4m3fn,
+            Encoding::F8E5m2 => float8::narrow_to_e5m2,
+            Encoding::Hfp8E4b7Max240 => float8::narrow_to_hfp8,
+            _ => return None,
+        };
+        Some(Self { form: Form::plain(encoding), source, widen: encodable(source)?, narrow, size })
     }
-
-    /// To bfloat16; `None` for a `source` that is not cast.
-    pub(super) fn to_bf16(source: Dtype, size: RowSize) -> Option<Self> {
-        Some(Self { widen: castable(source)?, narrow: narrow_to_bf16, widen_again: widen::bf16, size })
-    }
-}
-
-/// Casts from narrower types would make a tensor larger, from wider ones round twice: neither is on offer.
-pub(super) fn castable(source: Dtype) -> Option<Widen> {
-    matches!(source, Dtype::F32 | Dtype::F16 | Dtype::Bf16).then(|| widening(source)).flatten()
 }
 
 impl Encoder for Cast {
@@ -53,8 +58,12 @@ impl Encoder for Cast {
             let Some(sums) = Sums::of(values) else { continue };
             let start = out.len();
             (self.narrow)(values, out);
-            (self.widen_again)(out.get(start..).unwrap_or_default(), decoded);
+            // The size is right: it was just written.
+            let _ = self.form.decode_row(self.source, out.get(start..).unwrap_or_default(), decoded);
             statistics.encoded_row(values, &sums, decoded);
+            if let Some(limit) = self.form.encoding.saturates_at() {
+                statistics.saturated(beyond(values, &sums, limit));
+            }
         }
     }
 
@@ -65,6 +74,18 @@ impl Encoder for Cast {
     fn encoded_row_bytes(&self) -> usize {
         self.size.encoded_bytes
     }
+}
+
+/// How many finite elements are larger than `limit`, of either sign.
+fn beyond(values: &[f32], sums: &Sums<f32>, limit: f32) -> usize {
+    if sums.max <= limit && sums.min >= -limit {
+        return 0;
+    }
+    values.iter().filter(|value| value.is_finite() && value.abs() > limit).count()
+}
+
+fn keep_f32(values: &[f32], out: &mut Vec<u8>) {
+    out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
 }
 
 fn narrow_to_f16(values: &[f32], out: &mut Vec<u8>) {

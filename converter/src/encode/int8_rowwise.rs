@@ -19,19 +19,11 @@
 //!
 //! Writing `x * factor - min * factor`, or fusing the product into an addition, would change codes.
 
-use weighbridge_schemas::dtype::Dtype;
-use weighbridge_schemas::encoding::decode_int8_sbf32;
-
-use super::cast::castable;
-use super::widen::Widen;
-use super::{Encoder, RowSize};
-use crate::statistics::{BlockStatistics, Sums};
+use super::row_wise::{ROUNDER, first_smallest};
+use crate::statistics::Sums;
 
 /// Added to the range before dividing by it, so that a constant row is no division by zero.
 const EPSILON: f32 = 1e-8;
-
-/// 1.5 * 2^23: adding it to a number between 0 and 255 rounds to nearest even, and leaves the integer in the low bits.
-const ROUNDER: f32 = 12_582_912.0;
 
 /// The bit that makes a NaN a quiet one.
 const QUIET: u32 = 0x0040_0000;
@@ -39,66 +31,16 @@ const QUIET: u32 = 0x0040_0000;
 /// The NaN that x86 makes of infinity minus infinity.
 const INVALID: u32 = 0xFFC0_0000;
 
-/// Quantizes rows.
-pub(super) struct Int8Rowwise {
-    widen: Widen,
-    size: RowSize,
-}
-
-impl Int8Rowwise {
-    /// Of rows of `source`; `None` where that is not a type to be quantized.
-    pub(super) fn new(source: Dtype, size: RowSize) -> Option<Self> {
-        Some(Self { widen: castable(source)?, size })
-    }
-}
-
-impl Encoder for Int8Rowwise {
-    fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
-        let RowSize { elements, source_bytes, encoded_bytes } = self.size;
-        let Some(count) = rows.len().checked_div(source_bytes) else { return };
-        let start = out.len();
-        out.resize(start.saturating_add(count.saturating_mul(encoded_bytes)), 0);
-        let encoded = out.get_mut(start..).unwrap_or_default();
-        let mut values = vec![0.0; elements];
-        let mut decoded = vec![0.0; elements];
-        for (row, encoded) in rows.chunks_exact(source_bytes).zip(encoded.chunks_exact_mut(encoded_bytes)) {
-            (self.widen)(row, &mut values);
-            let Some(sums) = Sums::of(&values) else { continue };
-            encode_row(&values, &sums, encoded);
-            decode_int8_sbf32(encoded, &mut decoded);
-            statistics.encoded_row(&values, &sums, &decoded);
-        }
-    }
-
-    fn source_row_bytes(&self) -> usize {
-        self.size.source_bytes
-    }
-
-    fn encoded_row_bytes(&self) -> usize {
-        self.size.encoded_bytes
-    }
-}
-
-/// Writes codes, scale and bias of a row whose codes are 0 so far.
-fn encode_row(values: &[f32], sums: &Sums<f32>, encoded: &mut [u8]) {
-    let Some((codes, trailer)) = encoded.split_last_chunk_mut::<8>() else { return };
+/// Writes the codes, which are 0 so far, and scale and bias in eight bytes.
+pub(super) fn quantize(values: &[f32], sums: &Sums<f32>, codes: &mut [u8], parameters: &mut [u8]) {
     let bias = first_smallest(values, sums.min);
     let range = range(sums.max, bias);
     if range.is_finite() {
-        quantize(values, bias, 255.0 / (range + EPSILON), codes);
+        write_codes(values, bias, 255.0 / (range + EPSILON), codes);
     }
     let [s0, s1, s2, s3] = scale(range).to_le_bytes();
     let [b0, b1, b2, b3] = bias.to_le_bytes();
-    *trailer = [s0, s1, s2, s3, b0, b1, b2, b3];
-}
-
-/// The smallest element itself: the first zero where the minimum is zero, the very bits of a NaN in front.
-fn first_smallest(values: &[f32], min: f32) -> f32 {
-    match values.first() {
-        Some(&first) if first.is_nan() => first,
-        _ if min == 0.0 => values.iter().copied().find(|&value| value == 0.0).unwrap_or(min),
-        _ => min,
-    }
+    parameters.copy_from_slice(&[s0, s1, s2, s3, b0, b1, b2, b3]);
 }
 
 /// The range, with the NaNs that x86 makes: languages do not promise their bits.
@@ -117,7 +59,7 @@ fn scale(range: f32) -> f32 {
     if range.is_nan() { range } else { range / 255.0 }
 }
 
-fn quantize(values: &[f32], min: f32, factor: f32, codes: &mut [u8]) {
+fn write_codes(values: &[f32], min: f32, factor: f32, codes: &mut [u8]) {
     for (code, &value) in codes.iter_mut().zip(values) {
         let scaled = (value - min) * factor;
         // NaN is not greater than 0.
@@ -131,8 +73,11 @@ fn quantize(values: &[f32], min: f32, factor: f32, codes: &mut [u8]) {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
-    use crate::statistics::Statistics;
+    use weighbridge_schemas::dtype::Dtype;
+    use weighbridge_schemas::encoding::{Encoding, Form};
+
+    use crate::encode::encoder;
+    use crate::statistics::{BlockStatistics, Statistics};
 
     /// fbgemm's scalar loop, written down plainly. NaNs have the bits that x86 gives them.
     fn reference(values: &[f32]) -> Vec<u8> {
@@ -165,9 +110,9 @@ mod tests {
 
     fn encode(values: &[f32], width: usize) -> (Vec<u8>, Statistics) {
         let rows: Vec<u8> = values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
-        let size = RowSize { elements: width, source_bytes: width * 4, encoded_bytes: width + 8 };
         let (mut out, mut statistics) = (vec![7], BlockStatistics::new(100));
-        Int8Rowwise::new(Dtype::F32, size).unwrap().encode(&rows, &mut out, &mut statistics);
+        let encoder = encoder(Form::plain(Encoding::Int8Sbf32), Dtype::F32, width).unwrap();
+        encoder.encode(&rows, &mut out, &mut statistics);
         (out.split_off(1), statistics.finish())
     }
 

@@ -70,11 +70,11 @@ mod tests {
     use super::*;
     use crate::encode::encoder;
     use crate::statistics::Statistics;
-    use weighbridge_schemas::encoding::Encoding;
+    use weighbridge_schemas::encoding::{Encoding, Form};
 
     fn keep(source: Dtype, width: usize, rows: &[u8]) -> Statistics {
         let (mut out, mut statistics) = (Vec::new(), BlockStatistics::new(0));
-        encoder(Encoding::Keep, source, width).unwrap().encode(rows, &mut out, &mut statistics);
+        encoder(Form::plain(Encoding::Keep), source, width).unwrap().encode(rows, &mut out, &mut statistics);
         assert_eq!(out, rows);
         statistics.finish()
     }

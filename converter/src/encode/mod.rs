@@ -3,21 +3,26 @@
 //! | file | encoding |
 //! |---|---|
 //! | `keep` | the source's bytes, unchanged |
-//! | `cast` | binary16 and bfloat16 |
-//! | `int8_rowwise` | 8-bit codes with a scale and bias a row |
-//! | `widen` | what they share: source bytes to binary32 |
+//! | `cast` | binary32, binary16, bfloat16, and the 8-bit floats of `float8` |
+//! | `int8_rowwise` | 8-bit codes with a binary32 scale and bias a row |
+//! | `nbit_rowwise` | 8-, 4- and 2-bit codes with a binary16 scale and bias a row |
+//! | `row_wise` | what row-wise encodings share: padding and layout |
+//! | `widen` | what all share: source bytes to binary32 |
 //!
 //! What the encoded bytes mean, and how they are decoded, stands in [`weighbridge_schemas::encoding`]. An encoder's
 //! bytes are part of that contract: any change for any input has to raise
 //! [`ENCODING_VERSION`](weighbridge_schemas::encoding::ENCODING_VERSION).
 
 mod cast;
+mod float8;
 mod int8_rowwise;
 mod keep;
+mod nbit_rowwise;
+mod row_wise;
 mod widen;
 
 use weighbridge_schemas::dtype::Dtype;
-use weighbridge_schemas::encoding::Encoding;
+use weighbridge_schemas::encoding::{Encoding, Form};
 
 use crate::statistics::BlockStatistics;
 
@@ -37,22 +42,21 @@ pub trait Encoder: Send + Sync {
     fn encoded_row_bytes(&self) -> usize;
 }
 
-/// The encoder to `encoding` of rows of `row_elements` elements of `source`. Encodings that work element by element
+/// The encoder to `form` of rows of `row_elements` elements of `source`. Encodings that work element by element
 /// take any grouping into rows: it matters only for the statistics (the order of summing, and the row numbers).
 ///
-/// `None` where the encoding does not apply to `source`, or where a row's size does not fit the address space.
+/// `None` where the form does not apply to `source`, or where a row's size does not fit the address space.
 #[must_use]
-pub fn encoder(encoding: Encoding, source: Dtype, row_elements: usize) -> Option<Box<dyn Encoder>> {
+pub fn encoder(form: Form, source: Dtype, row_elements: usize) -> Option<Box<dyn Encoder>> {
     let source_row_bytes = row_elements.checked_mul(usize::try_from(source.size()).ok()?)?;
     let elements = u64::try_from(row_elements).ok()?;
-    let encoded_row_bytes = usize::try_from(encoding.row_bytes(elements, source)?).ok()?;
+    let encoded_row_bytes = usize::try_from(form.row_bytes(elements, source)?).ok()?;
     let size =
         RowSize { elements: row_elements, source_bytes: source_row_bytes, encoded_bytes: encoded_row_bytes };
-    Some(match encoding {
+    Some(match form.encoding {
         Encoding::Keep => Box::new(keep::Keep::new(source, size)),
-        Encoding::F16 => Box::new(cast::Cast::to_f16(source, size)?),
-        Encoding::Bf16 => Box::new(cast::Cast::to_bf16(source, size)?),
-        Encoding::Int8Sbf32 => Box::new(int8_rowwise::Int8Rowwise::new(source, size)?),
+        encoding if encoding.is_row_wise() => Box::new(row_wise::RowWise::new(form, source, size)?),
+        encoding => Box::new(cast::Cast::new(encoding, source, size)?),
     })
 }
 
@@ -68,7 +72,7 @@ struct RowSize {
 mod tests {
     use proptest::prelude::*;
     use safetensors::SafeTensors;
-    use weighbridge_schemas::encoding::decode_int8_sbf32;
+    use weighbridge_schemas::encoding::Layout;
 
     use super::*;
     use crate::statistics::Statistics;
@@ -80,9 +84,13 @@ mod tests {
     ];
 
     fn encode(encoding: Encoding, source: Dtype, elements: usize, rows: &[u8]) -> (Vec<u8>, Statistics) {
+        encode_as(Form::plain(encoding), source, elements, rows)
+    }
+
+    fn encode_as(form: Form, source: Dtype, elements: usize, rows: &[u8]) -> (Vec<u8>, Statistics) {
         let mut statistics = BlockStatistics::new(0);
         let mut out = Vec::new();
-        encoder(encoding, source, elements).unwrap().encode(rows, &mut out, &mut statistics);
+        encoder(form, source, elements).unwrap().encode(rows, &mut out, &mut statistics);
         (out, statistics.finish())
     }
 
@@ -90,13 +98,24 @@ mod tests {
         values.iter().flat_map(|value| value.to_le_bytes()).collect()
     }
 
-    fn check_golden_rows(format: &str, encoding: Encoding) -> usize {
+    #[test]
+    fn every_encoding_gives_the_bits_of_fbgemm_and_torch() {
+        for &encoding in Encoding::ALL {
+            if !matches!(encoding, Encoding::Keep | Encoding::F32) {
+                assert_eq!(check_golden_rows(encoding), 860, "{encoding:?}");
+            }
+        }
+    }
+
+    fn check_golden_rows(encoding: Encoding) -> usize {
         let mut rows = 0;
         for file in GOLDEN.map(|file| SafeTensors::deserialize(file).unwrap()) {
             for name in file.names() {
                 let Some(group) = name.strip_suffix("/input") else { continue };
-                let (input, golden) =
-                    (file.tensor(name).unwrap(), file.tensor(&format!("{group}/{format}")).unwrap());
+                let (input, golden) = (
+                    file.tensor(name).unwrap(),
+                    file.tensor(&format!("{group}/{}", encoding.as_str())).unwrap(),
+                );
                 let width = input.shape()[1];
                 let (encoded, statistics) = encode(encoding, Dtype::F32, width, input.data());
                 let row_bytes = encoded.len() / input.shape()[0];
@@ -104,7 +123,7 @@ mod tests {
                 for (row, (encoded, golden)) in
                     encoded.chunks(row_bytes).zip(golden.data().chunks(row_bytes)).enumerate()
                 {
-                    assert_eq!(encoded, golden, "{group} row {row}");
+                    assert_eq!(encoded, golden, "{encoding:?} {group} row {row}");
                 }
                 assert_eq!(statistics.rows, input.shape()[0] as u64);
                 rows += input.shape()[0];
@@ -114,32 +133,19 @@ mod tests {
     }
 
     #[test]
-    fn int8_gives_the_bits_of_fbgemm() {
-        assert_eq!(check_golden_rows("int8_sbf32", Encoding::Int8Sbf32), 860);
-    }
-
-    #[test]
-    fn f16_gives_the_bits_of_torch() {
-        assert_eq!(check_golden_rows("f16", Encoding::F16), 860);
-    }
-
-    #[test]
-    fn bf16_gives_the_bits_of_torch() {
-        assert_eq!(check_golden_rows("bf16", Encoding::Bf16), 860);
-    }
-
-    #[test]
-    fn int8_decodes_to_the_values_of_fbgemm() {
+    fn rows_decode_to_the_values_of_fbgemm() {
         let file = SafeTensors::deserialize(GOLDEN[0]).unwrap();
         let names: Vec<_> = file.names().into_iter().filter(|name| name.ends_with(".dequant")).collect();
-        assert_eq!(names.len(), 1);
+        assert_eq!(names.len(), 3);
         for name in names {
-            let (golden, encoded) =
-                (file.tensor(name).unwrap(), file.tensor(name.strip_suffix(".dequant").unwrap()).unwrap());
+            let encoded = name.strip_suffix(".dequant").unwrap();
+            let form = Form::plain(Encoding::from_name(encoded.rsplit_once('/').unwrap().1).unwrap());
+            let (golden, encoded) = (file.tensor(name).unwrap(), file.tensor(encoded).unwrap());
             let width = golden.shape()[1];
             let mut decoded = vec![0.0; width];
-            for (row, golden) in encoded.data().chunks(width + 8).zip(golden.data().chunks(width * 4)) {
-                decode_int8_sbf32(row, &mut decoded);
+            let rows = encoded.data().chunks(encoded.shape()[1]);
+            for (row, golden) in rows.zip(golden.data().chunks(width * 4)) {
+                assert!(form.decode_row(Dtype::F32, row, &mut decoded));
                 for (value, golden) in decoded.iter().zip(golden.as_chunks::<4>().0) {
                     let golden = f32::from_le_bytes(*golden);
                     assert!(value.to_bits() == golden.to_bits() || (value.is_nan() && golden.is_nan()));
@@ -151,9 +157,10 @@ mod tests {
     #[test]
     fn an_encoding_is_offered_where_it_applies() {
         for &source in Dtype::ALL {
-            let castable = matches!(source, Dtype::F32 | Dtype::F16 | Dtype::Bf16);
+            let castable = matches!(source, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16);
             for &encoding in Encoding::ALL {
-                let offered = encoder(encoding, source, 5);
+                let form = Form::plain(encoding);
+                let offered = encoder(form, source, 5);
                 assert_eq!(
                     offered.is_some(),
                     castable || encoding == Encoding::Keep,
@@ -161,7 +168,7 @@ mod tests {
                 );
                 let Some(offered) = offered else { continue };
                 assert_eq!(offered.source_row_bytes() as u64, 5 * source.size());
-                assert_eq!(Some(offered.encoded_row_bytes() as u64), encoding.row_bytes(5, source));
+                assert_eq!(Some(offered.encoded_row_bytes() as u64), form.row_bytes(5, source));
             }
         }
     }
@@ -169,7 +176,7 @@ mod tests {
     #[test]
     fn sizes_out_of_range_are_refused_and_empty_ones_encode_nothing() {
         for &encoding in Encoding::ALL {
-            assert!(encoder(encoding, Dtype::F32, usize::MAX / 2).is_none());
+            assert!(encoder(Form::plain(encoding), Dtype::F32, usize::MAX / 2).is_none());
             assert_eq!(encode(encoding, Dtype::F32, 4, &[]), (vec![], Statistics::default()));
             assert_eq!(encode(encoding, Dtype::F32, 0, &[]), (vec![], Statistics::default()));
         }
@@ -178,7 +185,9 @@ mod tests {
     #[test]
     fn the_last_row_of_an_element_wise_encoding_may_be_shorter() {
         let rows = bytes(&[1.0, 2.0, 3.0]);
-        for (encoding, size) in [(Encoding::Keep, 4), (Encoding::F16, 2), (Encoding::Bf16, 2)] {
+        for (encoding, size) in
+            [(Encoding::Keep, 4), (Encoding::F32, 4), (Encoding::Bf16, 2), (Encoding::F8E5m2, 1)]
+        {
             let (encoded, statistics) = encode(encoding, Dtype::F32, 2, &rows);
             assert_eq!(encoded.len(), 3 * size);
             assert_eq!((statistics.rows, statistics.elements, statistics.max), (2, 3, Some(3.0)));
@@ -189,11 +198,14 @@ mod tests {
     #[test]
     fn a_narrow_source_is_encoded_as_its_widened_values() {
         let every_pattern: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-        for (source, widen) in [(Dtype::F16, widen::f16 as widen::Widen), (Dtype::Bf16, widen::bf16)] {
+        for source in [Dtype::F16, Dtype::Bf16] {
             let mut values = vec![0.0; 1 << 16];
-            widen(&every_pattern, &mut values);
+            widen::widening(source).unwrap()(&every_pattern, &mut values);
             let wide = bytes(&values);
-            for encoding in [Encoding::F16, Encoding::Bf16, Encoding::Int8Sbf32] {
+            for &encoding in Encoding::ALL {
+                if encoding == Encoding::Keep {
+                    continue;
+                }
                 assert_eq!(
                     encode(encoding, source, 16, &every_pattern),
                     encode(encoding, Dtype::F32, 16, &wide)
@@ -226,6 +238,99 @@ mod tests {
         assert_eq!(statistics.max_error_row, Some(0));
     }
 
+    #[test]
+    fn a_cast_that_saturates_counts_what_it_cuts_off_and_loses_nothing_else() {
+        let rows = bytes(&[1.0, 448.0, 449.0, -1e9, f32::INFINITY, 500.0, 240.0, 241.0]);
+        for (encoding, elements, rows_with) in [(Encoding::F8E4m3fn, 3, 2), (Encoding::Hfp8E4b7Max240, 5, 4)]
+        {
+            let statistics = encode(encoding, Dtype::F32, 2, &rows).1;
+            assert_eq!((statistics.saturated_elements, statistics.saturated_rows), (elements, rows_with));
+            assert_eq!((statistics.overflow_rows, statistics.non_finite_rows), (0, 1));
+        }
+        let statistics = encode(Encoding::F8E5m2, Dtype::F32, 2, &rows).1;
+        assert_eq!((statistics.saturated_elements, statistics.overflow_rows), (0, 1));
+    }
+
+    #[test]
+    fn doubles_are_rounded_first_and_too_large_ones_are_non_finite() {
+        let doubles = [0.1f64, -1e-50, 1.0 + 2f64.powi(-40), 1e39];
+        let wide: Vec<u8> = doubles.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let singles = bytes(&[0.1, -0.0, 1.0, f32::INFINITY]);
+        for &encoding in Encoding::ALL {
+            if encoding != Encoding::Keep {
+                let encoded = encode(encoding, Dtype::F64, 2, &wide);
+                assert_eq!(encoded, encode(encoding, Dtype::F32, 2, &singles), "{encoding:?}");
+                assert_eq!(encoded.1.first_non_finite_rows, [1]);
+            }
+        }
+    }
+
+    #[test]
+    fn binary32_is_cast_to_itself() {
+        let rows: Vec<u8> = (0..=255).collect();
+        assert_eq!(encode(Encoding::F32, Dtype::F32, 4, &rows).0, rows);
+    }
+
+    /// Every row-wise encoding, in every layout and alignment.
+    fn forms() -> impl Iterator<Item = Form> {
+        let row_wise = Encoding::ALL.iter().copied().filter(|encoding| encoding.is_row_wise());
+        row_wise.flat_map(|encoding| {
+            let leading = Form { layout: Layout::Leading, ..Form::plain(encoding) };
+            let aligned = [1, 4, 16, 64].map(|row_alignment| Form { row_alignment, ..leading });
+            std::iter::once(Form::plain(encoding)).chain(aligned)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn layouts_are_the_same_bytes_in_another_order((width, values) in any_rows()) {
+            let rows = bytes(&values);
+            for form in forms() {
+                let (trailing, statistics) = encode(form.encoding, Dtype::F32, width, &rows);
+                let (encoded, same) = encode_as(form, Dtype::F32, width, &rows);
+                prop_assert_eq!(same, statistics);
+                let sizes = form.row_sizes(width as u64, Dtype::F32).unwrap();
+                let [codes, parameters, padding] =
+                    [sizes.codes, sizes.parameters, sizes.padding].map(|size| usize::try_from(size).unwrap());
+                let size = codes + parameters + padding;
+                prop_assert_eq!(size as u64 % form.row_alignment, 0);
+                for (plain, row) in trailing.chunks(codes + parameters).zip(encoded.chunks(size)) {
+                    let (plain_codes, plain_parameters) = plain.split_at(codes);
+                    if form.layout == Layout::Leading {
+                        prop_assert_eq!(&row[..parameters], plain_parameters);
+                        prop_assert_eq!(&row[parameters..parameters + codes], plain_codes);
+                        prop_assert!(row[parameters + codes..].iter().all(|&byte| byte == 0));
+                    } else {
+                        prop_assert_eq!(row, plain);
+                    }
+                    let (mut decoded, mut expected) = (vec![0.0f32; width], vec![0.0f32; width]);
+                    prop_assert!(form.decode_row(Dtype::F32, row, &mut decoded));
+                    prop_assert!(Form::plain(form.encoding).decode_row(Dtype::F32, plain, &mut expected));
+                    prop_assert!(decoded.iter().map(|v| v.to_bits()).eq(expected.iter().map(|v| v.to_bits())));
+                }
+            }
+        }
+
+        #[test]
+        fn a_padded_row_is_the_row_with_zeros_and_is_measured_without_them((width, values) in any_rows()) {
+            let rows = bytes(&values);
+            for form in forms().filter(|form| !width.is_multiple_of(form.encoding.width_multiple() as usize)) {
+                let wide = width.next_multiple_of(form.encoding.width_multiple() as usize);
+                let padded = Form { stored_width: Some(wide as u64), ..form };
+                let (encoded, statistics) = encode_as(padded, Dtype::F32, width, &rows);
+                let mut zeros = Vec::new();
+                for row in values.chunks(width) {
+                    zeros.extend_from_slice(row);
+                    zeros.resize(zeros.len() + wide - width, 0.0);
+                }
+                prop_assert_eq!(encoded, encode_as(form, Dtype::F32, wide, &bytes(&zeros)).0);
+                let plain = encode_as(form, Dtype::F32, width, &rows).1;
+                prop_assert_eq!((statistics.elements, statistics.min), (plain.elements, plain.min));
+                prop_assert_eq!(statistics.sum_squares.to_bits(), plain.sum_squares.to_bits());
+            }
+        }
+    }
+
     fn any_rows() -> impl Strategy<Value = (usize, Vec<f32>)> {
         let value = prop_oneof![
             8 => -1.0f32..1.0,
@@ -246,7 +351,7 @@ mod tests {
             let rows = bytes(&values);
             let (head, tail) = rows.split_at((cut * width * 4).min(rows.len()));
             for &encoding in Encoding::ALL {
-                let encoder = encoder(encoding, Dtype::F32, width).unwrap();
+                let encoder = encoder(Form::plain(encoding), Dtype::F32, width).unwrap();
                 let (mut out, mut statistics) = (Vec::new(), BlockStatistics::new(0));
                 encoder.encode(head, &mut out, &mut statistics);
                 encoder.encode(tail, &mut out, &mut statistics);

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use weighbridge_schemas::dtype::Dtype;
-use weighbridge_schemas::encoding::{Encoding, Layout};
+use weighbridge_schemas::encoding::{Encoding, Form};
 use weighbridge_schemas::error::DocumentError;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::TensorName;
-use weighbridge_schemas::policy::{Policy, Treatment};
+use weighbridge_schemas::policy::{OddWidth, Policy, Treatment, Wanted};
 
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::ReadError;
@@ -19,10 +19,8 @@ pub struct Selected<'c> {
     pub tensor: &'c Tensor,
     /// Its name in the snapshot.
     pub name: TensorName,
-    /// Its encoding.
-    pub encoding: Encoding,
-    /// Where scale and bias stand.
-    pub layout: Layout,
+    /// How it is stored.
+    pub form: Form,
 }
 
 /// What a policy makes of a checkpoint.
@@ -84,6 +82,27 @@ pub enum SelectError {
         /// The limit in bytes.
         limit: u64,
     },
+    /// A width that the field's operators cannot read, under a rule that does not say what to do about it.
+    #[error(
+        "tensor {:?}: its width of {width} is no multiple of {multiple}, as {encoding} needs by {rule}; keep or cast \
+         the table, or take int8, whose widths are free; or set odd_width = \"pad\" (zeros up to {padded}) or \
+         \"write\" (rows that PyTorch's and FBGEMM's operators do not read) in the rule's encode table",
+        tensor.as_str()
+    )]
+    OddWidth {
+        /// The tensor.
+        tensor: TensorName,
+        /// Its width, in elements.
+        width: u64,
+        /// What widths are multiples of.
+        multiple: u64,
+        /// The next width that would do.
+        padded: u64,
+        /// The encoding's name.
+        encoding: &'static str,
+        /// The rule, by number and pattern.
+        rule: String,
+    },
 }
 
 /// Applies `policy` to the tensors of `checkpoint`.
@@ -100,18 +119,23 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
         let treatment = policy
             .treat(&tensor.name)
             .map_err(|source| SelectError::BadName { tensor: tensor.name.clone(), source })?;
-        let Treatment::Publish { name, encoding: wanted, layout } = treatment else {
+        let Treatment::Publish { name, wanted } = treatment else {
             selection.dropped.push(tensor.name.clone());
             continue;
         };
-        let encoding = match unfit(tensor, wanted)? {
+        let form = match unfit(tensor, wanted.encoding)? {
             Some(why) => {
-                selection.notes.push(format!("{}: kept, not {}: {why}", tensor.name, wanted.as_str()));
-                Encoding::Keep
+                let encoding = wanted.encoding.as_str();
+                selection.notes.push(format!("{}: kept, not {encoding}: {why}", tensor.name));
+                Form::plain(Encoding::Keep)
             }
-            None => wanted,
+            None => form(tensor, &wanted, policy)?,
         };
-        let selected = Selected { tensor, name: name.clone(), encoding, layout };
+        if tensor.dtype == Dtype::F64 && form.encoding != Encoding::Keep {
+            let note = "F64 is rounded to F32 before encoding, and measured from there";
+            selection.notes.push(format!("{}: {note}", tensor.name));
+        }
+        let selected = Selected { tensor, name: name.clone(), form };
         if let Some(first) = published.insert(name.clone(), selected) {
             let first = first.tensor.name.clone();
             return Err(SelectError::Collision { name, first, second: tensor.name.clone() });
@@ -132,13 +156,39 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
     Ok(selection)
 }
 
+/// How `tensor`, which `wanted` applies to, is stored.
+fn form(tensor: &Tensor, wanted: &Wanted, policy: &Policy) -> Result<Form, SelectError> {
+    let Wanted { encoding, layout, row_alignment, odd_width } = *wanted;
+    let mut form = Form { encoding, layout, row_alignment, stored_width: None };
+    let (width, multiple) = (tensor.shape.last().copied().unwrap_or(0), encoding.width_multiple());
+    if width.is_multiple_of(multiple) {
+        return Ok(form);
+    }
+    let padded = width.div_ceil(multiple).saturating_mul(multiple);
+    match odd_width {
+        OddWidth::Write => {}
+        OddWidth::Pad => form.stored_width = Some(padded),
+        OddWidth::Refuse => {
+            return Err(SelectError::OddWidth {
+                tensor: tensor.name.clone(),
+                width,
+                multiple,
+                padded,
+                encoding: encoding.as_str(),
+                rule: policy.place_of_rule(&tensor.name).unwrap_or_default(),
+            });
+        }
+    }
+    Ok(form)
+}
+
 /// Why `encoding` cannot apply to `tensor`, if it cannot.
 fn unfit(tensor: &Tensor, encoding: Encoding) -> Result<Option<&'static str>, SelectError> {
     if encoding == Encoding::Keep {
         return Ok(None);
     }
-    if !matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
-        return Ok(Some("only F32, F16 and BF16 are encoded in this version"));
+    if !matches!(tensor.dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+        return Ok(Some("only F64, F32, F16 and BF16 are encoded"));
     }
     if !encoding.is_row_wise() {
         return Ok(None);
@@ -197,7 +247,7 @@ mod tests {
     /// Name in the checkpoint, name in the snapshot, encoding.
     fn published<'s>(selection: &'s Selection<'_>) -> Vec<(&'s str, &'s str, Encoding)> {
         let published = selection.published.iter();
-        published.map(|one| (one.tensor.name.as_str(), one.name.as_str(), one.encoding)).collect()
+        published.map(|one| (one.tensor.name.as_str(), one.name.as_str(), one.form.encoding)).collect()
     }
 
     #[test]
@@ -228,8 +278,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_encoded_is_kept_with_a_note() {
-        let unfit: [(&str, Dtype, &[u64]); 5] = [
-            ("doubles", Dtype::F64, &[4, 2]),
+        let unfit: [(&str, Dtype, &[u64]); 4] = [
             ("integers", Dtype::I32, &[4, 2]),
             ("no_width", Dtype::F32, &[4, 0]),
             ("scalar", Dtype::F32, &[]),
@@ -237,14 +286,55 @@ mod tests {
         ];
         let checkpoint = checkpoint(&unfit);
         let selection = select(&checkpoint, &policy(&["match = '**'\nencode = 'int8'"])).unwrap();
-        assert!(selection.published.iter().all(|one| one.encoding == Encoding::Keep));
+        assert!(selection.published.iter().all(|one| one.form.encoding == Encoding::Keep));
         assert_eq!(selection.notes.len(), unfit.len());
         for (note, (name, ..)) in selection.notes.iter().zip(unfit) {
             assert!(note.starts_with(&format!("{name}: kept, not int8_sbf32: ")), "{note}");
         }
         let cast = select(&checkpoint, &policy(&["match = '**'\nencode = 'bf16'"])).unwrap();
-        let kept = cast.published.iter().filter(|one| one.encoding == Encoding::Keep);
-        assert_eq!(kept.map(|one| one.name.as_str()).collect::<Vec<_>>(), ["doubles", "integers"]);
+        let kept = cast.published.iter().filter(|one| one.form.encoding == Encoding::Keep);
+        assert_eq!(kept.map(|one| one.name.as_str()).collect::<Vec<_>>(), ["integers"]);
+    }
+
+    #[test]
+    fn doubles_are_encoded_with_a_note() {
+        let checkpoint = checkpoint(&[("doubles", Dtype::F64, &[4, 2]), ("singles", Dtype::F32, &[4, 2])]);
+        for encoding in ["int8", "int2_sbf16", "f32", "f16"] {
+            let rule = format!("match = '**'\nencode = {{ encoding = '{encoding}' }}");
+            let rule =
+                if encoding == "int2_sbf16" { rule.replace(" }", ", odd_width = 'pad' }") } else { rule };
+            let selection = select(&checkpoint, &policy(&[&rule])).unwrap();
+            assert!(selection.published.iter().all(|one| one.form.encoding != Encoding::Keep));
+            assert_eq!(selection.notes.len(), 1);
+            assert!(selection.notes[0].starts_with("doubles: F64 is rounded to F32 before encoding"));
+        }
+    }
+
+    #[test]
+    fn odd_widths_are_refused_padded_or_written() {
+        for (encoding, widths, multiple) in [("int4", [1, 3, 7], 2), ("int2", [5, 2, 1023], 4)] {
+            for width in widths {
+                let checkpoint = checkpoint(&[("t.w", Dtype::F32, &[3, width]), ("u", Dtype::F32, &[3, 8])]);
+                let under = |odd: &str| {
+                    let encode = format!("{{ encoding = '{encoding}'{odd} }}");
+                    let rules = ["match = 'x'".to_owned(), format!("match = '**'\nencode = {encode}")];
+                    select(&checkpoint, &policy(&[&rules[0], &rules[1]])).map(|selection| {
+                        selection.published.iter().map(|one| one.form.stored_width).collect::<Vec<_>>()
+                    })
+                };
+                for odd in ["", ", odd_width = 'refuse'"] {
+                    let error = under(odd).unwrap_err().to_string();
+                    for word in
+                        ["\"t.w\"", &format!("width of {width} "), "rule 2 (\"**\")", "pad", "write", "int8"]
+                    {
+                        assert!(error.contains(word), "{word}: {error}");
+                    }
+                }
+                let padded = width.next_multiple_of(multiple);
+                assert_eq!(under(", odd_width = 'pad'").unwrap(), [Some(padded), None]);
+                assert_eq!(under(", odd_width = 'write'").unwrap(), [None, None]);
+            }
+        }
     }
 
     #[test]
@@ -252,7 +342,7 @@ mod tests {
         let widest = limits::ROW_BYTES / 2;
         let checkpoint = checkpoint(&[("none", Dtype::F32, &[0, 8]), ("widest", Dtype::Bf16, &[1, widest])]);
         let selection = select(&checkpoint, &policy(&["match = '*'\nencode = 'int8'"])).unwrap();
-        assert!(selection.published.iter().all(|one| one.encoding == Encoding::Int8Sbf32));
+        assert!(selection.published.iter().all(|one| one.form.encoding == Encoding::Int8Sbf32));
     }
 
     #[test]

@@ -166,15 +166,18 @@ fn show_snapshot(context: &Context, found: &SnapshotManifest) {
         .tensors
         .iter()
         .map(|tensor| {
+            let form = tensor.form();
             json!({
                 "name": tensor.name,
-                "dtype": tensor.encoding.stored_dtype(tensor.source_dtype),
-                "shape": tensor.encoding.stored_shape(&tensor.shape),
+                "dtype": form.stored_dtype(tensor.source_dtype),
+                "shape": form.stored_shape(&tensor.shape, tensor.source_dtype),
                 "bytes": tensor.end - tensor.begin,
                 "source_dtype": tensor.source_dtype,
                 "logical_shape": tensor.shape,
                 "encoding": tensor.encoding,
                 "layout": tensor.layout,
+                "row_alignment": tensor.row_alignment,
+                "stored_width": tensor.stored_width,
                 "file": tensor.file,
             })
         })
@@ -205,7 +208,7 @@ fn show_snapshot(context: &Context, found: &SnapshotManifest) {
             .map(|tensor| {
                 vec![
                     plain(tensor.name.as_str()),
-                    tensor.encoding.as_str().to_owned(),
+                    tensor.form().to_string(),
                     tensor.source_dtype.as_str().to_owned(),
                     shape(&tensor.shape),
                     bytes(tensor.end - tensor.begin),

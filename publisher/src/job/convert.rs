@@ -260,7 +260,7 @@ struct Runs<'t> {
 impl<'t> Runs<'t> {
     fn of(tensor: &'t Tensor, planned: &'t Planned) -> std::result::Result<Self, ReadError> {
         let rows =
-            if planned.rows.elements == 1 && !planned.encoding.is_row_wise() { RUN_ELEMENTS } else { 1 };
+            if planned.rows.elements == 1 && !planned.form.encoding.is_row_wise() { RUN_ELEMENTS } else { 1 };
         let encoder = encoder(tensor, planned, rows * planned.rows.elements)?;
         Ok(Self { tensor, planned, encoder, rows })
     }
@@ -289,7 +289,7 @@ fn encoder(
 ) -> std::result::Result<Box<dyn Encoder>, ReadError> {
     usize::try_from(elements)
         .ok()
-        .and_then(|elements| encode::encoder(planned.encoding, tensor.dtype, elements))
+        .and_then(|elements| encode::encoder(planned.form, tensor.dtype, elements))
         .ok_or_else(|| too_large(tensor))
 }
 

@@ -19,6 +19,7 @@ pub fn judge(
 ) -> Report {
     let judged: Vec<_> = plan.tensors.iter().zip(statistics).map(|both| judged(plan, both)).collect();
     let gates = gates::judge(&request.policy.gates, &judged);
+    let saturated = plan.tensors.iter().zip(statistics).filter_map(saturated);
     Report {
         schema: ReportSchema::V1,
         snapshot: manifest.id(),
@@ -29,7 +30,7 @@ pub fn judge(
         gates,
         tensors: (0..plan.tensors.len()).map(|at| tensor(plan, at, &statistics[at])).collect(),
         dropped: plan.dropped.clone(),
-        notes: plan.notes.clone(),
+        notes: plan.notes.iter().cloned().chain(saturated).collect(),
     }
 }
 
@@ -37,16 +38,29 @@ fn judged<'a>(plan: &Plan, (planned, statistics): (&'a Planned, &'a Statistics))
     Judged { name: &planned.name, statistics, has_rows: plan.source(planned).shape.len() > 1 }
 }
 
+/// Says how much of a tensor was cut off by a cast that saturates. It is no finding of a gate.
+fn saturated((planned, statistics): (&Planned, &Statistics)) -> Option<String> {
+    let limit = planned.form.encoding.saturates_at()?;
+    let (name, encoding) = (&planned.name, planned.form.encoding.as_str());
+    let (count, all, rows) = (statistics.saturated_elements, statistics.elements, statistics.saturated_rows);
+    (count > 0).then(|| {
+        format!(
+            "{name}: {count} of {all} values, in {rows} rows, are beyond {encoding}'s largest number and stored \
+             as it: {limit}"
+        )
+    })
+}
+
 fn tensor(plan: &Plan, at: usize, statistics: &Statistics) -> TensorReport {
     let planned = &plan.tensors[at];
     let source = plan.source(planned);
     let measured = |figure: f64| (source.dtype.is_float() && figure.is_finite()).then_some(figure);
-    let error = |figure: f64| if planned.encoding == Encoding::Keep { None } else { measured(figure) };
+    let error = |figure: f64| if planned.form.encoding == Encoding::Keep { None } else { measured(figure) };
     TensorReport {
         name: planned.name.clone(),
         source_dtype: source.dtype,
         shape: source.shape.clone(),
-        encoding: planned.encoding,
+        encoding: planned.form.encoding,
         source_bytes: source.bytes(),
         stored_bytes: plan.stored[at].bytes,
         min: statistics.min,
@@ -55,6 +69,8 @@ fn tensor(plan: &Plan, at: usize, statistics: &Statistics) -> TensorReport {
         non_finite_elements: statistics.non_finite_elements,
         non_finite_rows: statistics.non_finite_rows,
         overflow_rows: statistics.overflow_rows,
+        saturated_elements: statistics.saturated_elements,
+        saturated_rows: statistics.saturated_rows,
         max_error: error(statistics.max_error),
         rms_error: error(statistics.rms_error()),
         relative_rms_error: error(statistics.relative_rms_error()),

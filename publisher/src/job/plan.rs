@@ -4,7 +4,7 @@
 use weighbridge_converter::checkpoint::{Checkpoint, Tensor};
 use weighbridge_converter::error::{Class, ReadError};
 use weighbridge_converter::shape::select::{Selected, select};
-use weighbridge_schemas::encoding::{Encoding, Layout};
+use weighbridge_schemas::encoding::Form;
 use weighbridge_schemas::ids::RulesDigest;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::TensorName;
@@ -51,10 +51,8 @@ pub struct Planned {
     pub source: usize,
     /// Its name in the snapshot.
     pub name: TensorName,
-    /// Its encoding.
-    pub encoding: Encoding,
-    /// Where scale and bias stand.
-    pub layout: Layout,
+    /// How it is stored.
+    pub form: Form,
     /// How it is cut.
     pub rows: Rows,
 }
@@ -164,7 +162,7 @@ pub fn plan(checkpoint: Checkpoint, policy: &Policy, memory: u64) -> Result<Plan
     let selection = select(&checkpoint, policy)?;
     let tensors = selection.published.iter().map(|selected| planned(&checkpoint, selected));
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
-    let stored: Vec<_> = selection.published.iter().zip(&tensors).map(stored).collect();
+    let stored = selection.published.iter().zip(&tensors).map(stored).collect::<Result<Vec<_>>>()?;
     check_listing(&checkpoint, &stored, memory)?;
     let mut notes = selection.notes;
     let dropped = selection.dropped;
@@ -183,38 +181,32 @@ fn planned(checkpoint: &Checkpoint, selected: &Selected<'_>) -> Result<Planned> 
     let tensor = selected.tensor;
     let source = checkpoint.tensors.binary_search_by(|other| other.name.cmp(&tensor.name));
     let source = source.map_err(|_| Failure::internal("planning", "the checkpoint's list is not sorted"))?;
-    let rows = Rows::of(tensor, selected.encoding)
-        .ok_or_else(|| Failure::internal("planning", format!("tensor {:?} is too large", tensor.name)))?;
-    Ok(Planned {
-        source,
+    let rows = Rows::of(tensor, &selected.form).ok_or_else(|| too_large(tensor))?;
+    Ok(Planned { source, name: selected.name.clone(), form: selected.form, rows })
+}
+
+fn stored((selected, planned): (&Selected<'_>, &Planned)) -> Result<Stored> {
+    let (tensor, form) = (selected.tensor, selected.form);
+    let shape = form.stored_shape(&tensor.shape, tensor.dtype).ok_or_else(|| too_large(tensor))?;
+    Ok(Stored {
         name: selected.name.clone(),
-        encoding: selected.encoding,
-        layout: selected.layout,
-        rows,
+        dtype: form.stored_dtype(tensor.dtype),
+        shape,
+        bytes: planned.rows.count * planned.rows.encoded_bytes,
+        metadata: TensorMetadata::new(form, tensor.shape.clone(), tensor.dtype),
     })
 }
 
-fn stored((selected, planned): (&Selected<'_>, &Planned)) -> Stored {
-    let (tensor, encoding) = (selected.tensor, selected.encoding);
-    Stored {
-        name: selected.name.clone(),
-        dtype: encoding.stored_dtype(tensor.dtype),
-        shape: encoding.stored_shape(&tensor.shape),
-        bytes: planned.rows.count * planned.rows.encoded_bytes,
-        metadata: TensorMetadata {
-            encoding,
-            layout: selected.layout,
-            shape: tensor.shape.clone(),
-            source_dtype: tensor.dtype,
-        },
-    }
+fn too_large(tensor: &Tensor) -> Failure {
+    Failure::internal("planning", format!("tensor {:?} is too large", tensor.name))
 }
 
 impl Rows {
     /// `None` where a size does not fit 64 bits.
-    fn of(tensor: &Tensor, encoding: Encoding) -> Option<Self> {
+    fn of(tensor: &Tensor, form: &Form) -> Option<Self> {
+        let row_wise = form.encoding.is_row_wise();
         let of = |count: u64, elements: u64| {
-            let encoded_bytes = encoding.row_bytes(elements, tensor.dtype)?;
+            let encoded_bytes = form.row_bytes(elements, tensor.dtype)?;
             count.checked_mul(encoded_bytes)?;
             let source_bytes = elements.checked_mul(tensor.dtype.size())?;
             Some(Self { count, elements, encoded_bytes, source_bytes })
@@ -222,11 +214,11 @@ impl Rows {
         let total = tensor.elements();
         if let [rows, inner @ ..] = tensor.shape.as_slice()
             && !inner.is_empty()
-            && (total > 0 || encoding.is_row_wise())
+            && (total > 0 || row_wise)
         {
             let rows = of(*rows, inner.iter().product())?;
             let fits = rows.encoded_bytes <= limits::CHUNK_BYTES && rows.elements <= WIDEST_ROW;
-            if encoding.is_row_wise() || fits {
+            if row_wise || fits {
                 return Some(rows);
             }
         }

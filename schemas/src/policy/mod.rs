@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::canonical;
-use crate::encoding::{Encoding, Layout};
+use crate::encoding::Encoding;
 use crate::error::{DocumentError, shorten};
 use crate::ids::RulesDigest;
 use crate::limits;
@@ -16,7 +16,7 @@ use crate::names::{ChannelName, TensorName};
 mod encode;
 mod rule;
 
-pub use encode::{EncodeFile, EncodeTable};
+pub use encode::{CastDtype, EncodeFile, EncodeTable, OddWidth, Wanted};
 use rule::{CanonicalRule, Rule, substitute};
 pub use rule::{RuleFile, Treatment};
 
@@ -169,7 +169,7 @@ impl Policy {
             return Err(DocumentError::OverLimit { document: DOCUMENT, why });
         }
         let rules = file.rules.into_iter().enumerate().map(|(index, rule)| {
-            let place = format!("rule {} ({:?})", index + 1, shorten(&rule.pattern));
+            let place = place(index, &rule.pattern);
             Rule::check(rule).map_err(|error| match error {
                 DocumentError::Malformed { why, .. } => {
                     DocumentError::malformed(DOCUMENT, format!("{place}: {why}"))
@@ -196,15 +196,10 @@ impl Policy {
     /// # Errors
     /// [`DocumentError::UnsafeTensorName`] where a rename makes a name that tensors may not have.
     pub fn treat(&self, name: &TensorName) -> Result<Treatment, DocumentError> {
-        let matching = self.rules.iter().find_map(|rule| Some((rule, rule.pattern.captures(name.as_str())?)));
-        let Some((rule, captures)) = matching else {
-            return Ok(Treatment::Publish {
-                name: name.clone(),
-                encoding: Encoding::Keep,
-                layout: Layout::default(),
-            });
+        let Some((_, rule, captures)) = self.matching(name) else {
+            return Ok(Treatment::Publish { name: name.clone(), wanted: Wanted::plain(Encoding::Keep) });
         };
-        let CanonicalRule { drop, encoding, layout, rename, .. } = &rule.written;
+        let CanonicalRule { drop, wanted, rename, .. } = &rule.written;
         if *drop {
             return Ok(Treatment::Drop);
         }
@@ -212,7 +207,20 @@ impl Policy {
             Some(template) => substitute(template, &captures).parse()?,
             None => name.clone(),
         };
-        Ok(Treatment::Publish { name, encoding: *encoding, layout: *layout })
+        Ok(Treatment::Publish { name, wanted: *wanted })
+    }
+
+    /// The rule that the tensor `name` falls under, for people: its number and its pattern.
+    #[must_use]
+    pub fn place_of_rule(&self, name: &TensorName) -> Option<String> {
+        let (index, rule, _) = self.matching(name)?;
+        Some(place(index, &rule.written.pattern))
+    }
+
+    /// The first rule whose pattern matches: its index, and what its wildcards stand for.
+    fn matching<'n>(&self, name: &'n TensorName) -> Option<(usize, &Rule, Vec<&'n str>)> {
+        let mut rules = self.rules.iter().enumerate();
+        rules.find_map(|(index, rule)| Some((index, rule, rule.pattern.captures(name.as_str())?)))
     }
 
     /// The digest of the rules, whatever way they were written.
@@ -221,6 +229,11 @@ impl Policy {
         let written: Vec<_> = self.rules.iter().map(|rule| &rule.written).collect();
         RulesDigest::of(&canonical::bytes(&written))
     }
+}
+
+/// A rule for people, who count from 1.
+fn place(index: usize, pattern: &str) -> String {
+    format!("rule {} ({:?})", index + 1, shorten(pattern))
 }
 
 impl Default for Policy {
@@ -244,7 +257,7 @@ mod tests {
     }
 
     fn published(name: &str, encoding: Encoding) -> Treatment {
-        Treatment::Publish { name: name.parse().unwrap(), encoding, layout: Layout::Trailing }
+        Treatment::Publish { name: name.parse().unwrap(), wanted: Wanted::plain(encoding) }
     }
 
     #[test]
@@ -308,11 +321,7 @@ mod tests {
             ("[gates]\nmax_rms_error = -1.0", "max_rms_error"),
             ("[gates]\nmax_rms_error = nan", "max_rms_error"),
             ("[channel]\nname = '../prod'", "channel"),
-            (
-                "[[rule]]\nmatch = 'a'\nencode = { encoding = 'int8', row_alignment = 16 }",
-                "line 4: unknown field",
-            ),
-            ("[[rule]]\nmatch = 'a'\nencode = { encoding = 'int8', layout = 'leading' }", "leading"),
+            ("[[rule]]\nmatch = 'a'\nencode = { encoding = 'int8', align = 16 }", "line 4: unknown field"),
             ("[[rule]]\nmatch = 'a'\nencode = 8", "an encoding's name"),
         ] {
             let error = policy(rules).unwrap_err().to_string();

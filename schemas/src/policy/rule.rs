@@ -4,14 +4,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::DOCUMENT;
-use super::encode::EncodeFile;
-use crate::encoding::{Encoding, Layout};
-use crate::error::{DocumentError, shorten};
+use super::encode::{CastDtype, EncodeFile, Wanted};
+use crate::error::DocumentError;
 use crate::limits;
 use crate::names::TensorName;
 use crate::pattern::Pattern;
 
-/// One rule as a person writes it: a pattern, and either `drop`, or `encode` and `rename`.
+/// One rule as a person writes it: a pattern, and either `drop`, or `encode` (or `dtype`) and `rename`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleFile {
@@ -24,6 +23,9 @@ pub struct RuleFile {
     /// How to encode it; absent: kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encode: Option<EncodeFile>,
+    /// The element type to cast it to: another word for the encoding of that name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<CastDtype>,
     /// Its name in the snapshot; `$1` is what the first wildcard matched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rename: Option<String>,
@@ -41,8 +43,8 @@ pub(super) struct CanonicalRule {
     #[serde(rename = "match")]
     pub(super) pattern: String,
     pub(super) drop: bool,
-    pub(super) encoding: Encoding,
-    pub(super) layout: Layout,
+    #[serde(flatten)]
+    pub(super) wanted: Wanted,
     pub(super) rename: Option<String>,
 }
 
@@ -55,38 +57,24 @@ pub enum Treatment {
     Publish {
         /// Under this name.
         name: TensorName,
-        /// In this encoding.
-        encoding: Encoding,
-        /// With scale and bias there.
-        layout: Layout,
+        /// Stored like this.
+        wanted: Wanted,
     },
 }
 
 impl Rule {
     pub(super) fn check(rule: RuleFile) -> Result<Self, DocumentError> {
-        let RuleFile { pattern: text, drop, encode, rename } = rule;
+        let RuleFile { pattern: text, drop, encode, dtype, rename } = rule;
         let pattern = Pattern::parse(&text)?;
-        if drop && (encode.is_some() || rename.is_some()) {
-            return Err(DocumentError::malformed(DOCUMENT, "drop stands alone, without encode and rename"));
+        if drop && (encode.is_some() || dtype.is_some() || rename.is_some()) {
+            let why = "drop stands alone, without encode, dtype and rename";
+            return Err(DocumentError::malformed(DOCUMENT, why));
         }
-        let (encoding, layout) = match encode {
-            None => ("keep".to_owned(), Layout::default()),
-            Some(EncodeFile::Name(name)) => (name, Layout::default()),
-            Some(EncodeFile::Table(table)) => (table.encoding, table.layout),
-        };
-        let encoding = Encoding::from_name(&encoding).ok_or_else(|| {
-            let names: Vec<_> = Encoding::ALL.iter().map(|known| known.as_str()).collect();
-            let why = format!(
-                "unknown encoding {:?}; this version writes {} (and int8 for int8_sbf32)",
-                shorten(&encoding),
-                names.join(", ")
-            );
-            DocumentError::malformed(DOCUMENT, why)
-        })?;
+        let wanted = Wanted::of(encode, dtype)?;
         if let Some(template) = &rename {
             check_template(template, pattern.wildcards())?;
         }
-        Ok(Self { pattern, written: CanonicalRule { pattern: text, drop, encoding, layout, rename } })
+        Ok(Self { pattern, written: CanonicalRule { pattern: text, drop, wanted, rename } })
     }
 }
 
