@@ -11,6 +11,7 @@
 //! | [`read`] | one reader a format; `detect` finds out which |
 //! | [`shape`] | which tensors go where, slices checked and put together |
 //! | [`encode`] | one file an encoding |
+//! | [`tree`] | everything below a checkpoint's folder |
 //! | [`statistics`] | what the gates judge, summed in a fixed order |
 //! | [`error`] | what is wrong with a checkpoint, by stable class names |
 //!
@@ -24,3 +25,4 @@ pub mod read;
 pub mod shape;
 pub mod source;
 pub mod statistics;
+pub mod tree;

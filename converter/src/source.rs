@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use weighbridge_schemas::limits;
 
 use crate::error::{Class, ReadError, Result};
+use crate::tree::{self, Tree};
 
 /// The memory that a source assumes without [`Source::with_memory`], in bytes.
 const MEMORY: u64 = 512 << 20;
@@ -156,6 +157,20 @@ impl Source {
         }
         names.sort_unstable();
         Ok(names)
+    }
+
+    /// The files below the folder that `wanted` picks by their paths, sub-folders included.
+    ///
+    /// # Errors
+    /// [`Class::Unreadable`], or [`Class::LimitExceeded`] for too many files.
+    pub fn tree(&self, wanted: &mut dyn FnMut(&str) -> bool) -> Result<Tree> {
+        tree::list(&self.folder, wanted)
+    }
+
+    /// Whether the file at `name` was looked up before.
+    #[must_use]
+    pub fn has_looked_up(&self, name: &str) -> bool {
+        lock(&self.files).contains_key(name)
     }
 
     /// The file at `name`, relative to the folder (`/` between parts). The file that was named on opening may be

@@ -1,5 +1,7 @@
-//! Which tensors go where, and how slices become whole rows.
+//! Which tensors and files go where, how slices become whole rows, and which rows are kept.
 
+pub mod artifacts;
 pub mod gather;
+pub mod prune;
 pub mod select;
 pub mod tiling;
