@@ -152,6 +152,7 @@ mod tests {
             layout: Layout::Trailing,
             shape: shape.to_vec(),
             source_dtype: dtype,
+            pruned: None,
         };
         Stored { name: name.parse().unwrap(), dtype, shape: shape.to_vec(), bytes, metadata }
     }

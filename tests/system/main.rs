@@ -12,6 +12,7 @@
     reason = "a test fails by panicking, prints what it measured, and looks at the environment"
 )]
 
+mod artifacts;
 mod binary;
 mod bug_log;
 mod commands;
@@ -26,3 +27,4 @@ mod odd;
 mod outside;
 mod races;
 mod torch_save;
+mod transforms;

@@ -7,7 +7,7 @@ use weighbridge_schemas::checkpoint::Format;
 use weighbridge_schemas::ids::Fingerprint;
 
 use super::*;
-use crate::checkpoint::{Location, Slice};
+use crate::checkpoint::{Location, Others, Slice};
 use crate::source::Source;
 
 /// A checkpoint of a table `t` of `rows` times `width` bytes and the list `ids` of I64, in one file.
@@ -33,7 +33,15 @@ fn checkpoint(folder: &Path, rows: u64, width: u64, ids: &[i64]) -> Checkpoint {
         tensor("t", Dtype::U8, &[rows, width], 0),
     ];
     let (format, fingerprint) = (Format::Safetensors, Fingerprint::of(b""));
-    Checkpoint { source, format, fingerprint, tensors, notes: Vec::new() }
+    Checkpoint {
+        source,
+        format,
+        fingerprint,
+        tensors,
+        unreadable: Vec::new(),
+        others: Others::default(),
+        notes: Vec::new(),
+    }
 }
 
 fn from_file(folder: &Path, text: &str, rows: u64) -> Result<(KeptRows, Option<String>)> {
