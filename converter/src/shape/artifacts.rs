@@ -70,9 +70,11 @@ mod tests {
         for name in ["model.safetensors", "config.json", "secret.json", "tokenizer/vocabulary"] {
             std::fs::write(folder.path().join(name), name).unwrap();
         }
-        let source = Source::open(folder.path()).unwrap();
-        source.file("model.safetensors").unwrap();
-        let select = |text: &str| select(&source, &policy(text));
+        let select = |text: &str| {
+            let source = Source::open(folder.path()).unwrap();
+            source.file("model.safetensors").unwrap();
+            select(&source, &policy(text))
+        };
         let names = |selected: &SelectedArtifacts| {
             selected.files.iter().map(|file| file.name().to_owned()).collect::<Vec<_>>()
         };
