@@ -102,15 +102,11 @@ impl From<StoreError> for Failure {
 impl From<SelectError> for Failure {
     fn from(error: SelectError) -> Self {
         let (class, exit) = match error {
-<<<<<<< HEAD
             SelectError::Unreadable(error) => return error.into(),
-            SelectError::BadName { .. } | SelectError::Collision { .. } => ("policy_mismatch", Exit::Usage),
-=======
             SelectError::BadName { .. }
             | SelectError::Collision { .. }
             | SelectError::NotPrunable { .. }
             | SelectError::BadRowList { .. } => ("policy_mismatch", Exit::Usage),
->>>>>>> 3203dd1 (Keep rows by a list, with the remapping beside the table; choose artifacts by globs)
             SelectError::NothingLeft { .. } => (ReadClass::NoTensors.as_str(), Exit::BadCheckpoint),
             SelectError::RowTooWide { .. } => (ReadClass::LimitExceeded.as_str(), Exit::BadCheckpoint),
         };

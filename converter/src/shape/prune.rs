@@ -181,8 +181,8 @@ impl KeptRows {
     }
 }
 
-/// Reads the list of the rows of `table` to keep, and gives a note where it names rows twice. `memory` is how many bytes
-/// such lists may take yet, and is less afterwards.
+/// Reads the list of the rows of `table` to keep, and gives a note where it names rows twice. `memory` is how many
+/// bytes such lists may take yet, and is less afterwards.
 ///
 /// # Errors
 /// [`Class::RowListMissing`], [`Class::RowListBad`], [`Class::IndexPathEscape`], or [`Class::LimitExceeded`] where the

@@ -158,7 +158,9 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
     }
     for (name, error) in &checkpoint.unreadable {
         let treatment = policy.treat(name);
-        let treatment = treatment.map_err(|source| SelectError::BadName { tensor: name.clone(), source })?;
+        let (rule, treatment) =
+            treatment.map_err(|source| SelectError::BadName { tensor: name.clone(), source })?;
+        used.extend(rule);
         if !matches!(treatment, Treatment::Drop) {
             return Err(SelectError::Unreadable(error.clone()));
         }
