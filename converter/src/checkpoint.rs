@@ -77,6 +77,15 @@ impl Others {
     }
 }
 
+impl Checkpoint {
+    /// The tensor of this name.
+    #[must_use]
+    pub fn tensor(&self, name: &TensorName) -> Option<&Tensor> {
+        let at = self.tensors.binary_search_by(|tensor| tensor.name.cmp(name)).ok()?;
+        self.tensors.get(at)
+    }
+}
+
 /// A logical tensor, whole, whatever files it lies in.
 #[derive(Debug)]
 pub struct Tensor {

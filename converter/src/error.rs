@@ -122,6 +122,10 @@ classes! {
     DcpChunkBounds = "dcp_chunk_bounds";
     /// A stored slice with another shape or dtype than the metadata says.
     DcpChunkMismatch = "dcp_chunk_mismatch";
+    /// A list of rows to keep is absent.
+    RowListMissing = "row_list_missing";
+    /// A list of rows to keep holds something that is no row of its table, or nothing at all.
+    RowListBad = "row_list_bad";
 }
 
 /// A checkpoint that cannot be read, and why.

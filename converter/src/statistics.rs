@@ -87,6 +87,12 @@ impl Statistics {
         self.error_squares += next.error_squares;
     }
 
+    /// Gives every row that is named another number. The order of the rows has to stay as it is.
+    pub fn renumber_rows(&mut self, number: impl Fn(u64) -> u64) {
+        let named = self.first_non_finite_rows.iter_mut().chain(&mut self.first_overflow_rows);
+        named.chain(&mut self.max_error_row).for_each(|row| *row = number(*row));
+    }
+
     /// The Euclidean norm of the finite elements.
     #[must_use]
     pub fn norm(&self) -> f64 {

@@ -104,9 +104,11 @@ impl From<SelectError> for Failure {
     fn from(error: SelectError) -> Self {
         let (class, exit) = match error {
             SelectError::Unreadable(error) => return error.into(),
-            SelectError::BadName { .. } | SelectError::Collision { .. } | SelectError::OddWidth { .. } => {
-                ("policy_mismatch", Exit::Usage)
-            }
+            SelectError::BadName { .. }
+            | SelectError::Collision { .. }
+            | SelectError::OddWidth { .. }
+            | SelectError::NotPrunable { .. }
+            | SelectError::BadRowList { .. } => ("policy_mismatch", Exit::Usage),
             SelectError::NothingLeft { .. } => (ReadClass::NoTensors.as_str(), Exit::BadCheckpoint),
             SelectError::RowTooWide { .. } => (ReadClass::LimitExceeded.as_str(), Exit::BadCheckpoint),
         };

@@ -26,6 +26,16 @@ pub const POLICY_BYTES: usize = 64 << 10;
 pub const POLICY_RULES: usize = 1_000;
 /// Longest pattern or replacement in a policy, in bytes.
 pub const PATTERN_BYTES: usize = 512;
+/// Most patterns of artifacts to include, and as many to exclude.
+pub const ARTIFACT_PATTERNS: usize = 200;
+/// Most artifacts of a checkpoint.
+pub const ARTIFACTS: usize = 10_000;
+/// Longest path of an artifact, in bytes of UTF-8.
+pub const ARTIFACT_PATH_BYTES: usize = 1024;
+/// Most parts of an artifact's path, and how deep a checkpoint's folder is searched for artifacts.
+pub const ARTIFACT_PATH_PARTS: usize = 16;
+/// Longest part of an artifact's path, in bytes: what file systems take.
+pub const PATH_PART_BYTES: usize = 255;
 /// Largest snapshot manifest, in bytes.
 pub const SNAPSHOT_MANIFEST_BYTES: usize = 256 << 20;
 /// Largest channel entry, in bytes.
@@ -72,6 +82,10 @@ pub const METADATA_SHARE: u64 = 12;
 /// What digests in the making may keep in memory for all files and records of a checkpoint together, in bytes. What
 /// does not fit is read again at the end.
 pub const DIGEST_BYTES: i64 = 8 << 20;
+/// Most rows of a table that is pruned: row numbers are 32-bit integers with a sign in the remapping that servers take.
+pub const PRUNED_ROWS: u64 = i32::MAX as u64;
+/// The share of the memory budget that the lists of rows to keep may have in all, as a divisor. A row takes 4 bytes.
+pub const KEEP_ROWS_SHARE: u64 = 4;
 
 /// Largest chunk, in bytes; a table's block is the largest power of two of rows whose encoded bytes fit.
 pub const CHUNK_BYTES: u64 = 8 << 20;

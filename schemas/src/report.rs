@@ -64,10 +64,22 @@ pub struct Report {
     pub gates: Vec<GateResult>,
     /// Every published tensor's figures, in order of their names.
     pub tensors: Vec<TensorReport>,
+    /// The files beside the checkpoint that are published with it. Absent where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifacts: Option<ArtifactsReport>,
     /// The names of the tensors that the policy drops.
     pub dropped: Vec<TensorName>,
     /// What was passed over or done otherwise, a line each.
     pub notes: Vec<String>,
+}
+
+/// Files that lay beside a checkpoint and were published as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ArtifactsReport {
+    /// How many.
+    pub count: u64,
+    /// Their size in all, in bytes.
+    pub bytes: u64,
 }
 
 /// What one gate found.
@@ -86,7 +98,7 @@ pub struct GateResult {
 pub struct Finding {
     /// The tensor's name in the snapshot.
     pub tensor: TensorName,
-    /// The first rows concerned, from 0.
+    /// The first rows concerned, from 0; of a pruned table, by their numbers in the checkpoint.
     pub rows: Vec<u64>,
     /// The figure that was measured; absent where it is no finite number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -192,6 +204,7 @@ mod tests {
                 }],
             }],
             tensors: vec![],
+            artifacts: Some(ArtifactsReport { count: 2, bytes: 3 }),
             dropped: vec!["optim.x".parse().unwrap()],
             notes: vec![],
         };

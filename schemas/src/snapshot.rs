@@ -4,7 +4,7 @@
 //! manifest depends on when, where, how often or by whom it was published: the same checkpoint under the same
 //! rules gives the same id.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,9 @@ use crate::limits;
 use crate::names::{ModelName, RunName, TensorName};
 
 const DOCUMENT: &str = "snapshot manifest";
+
+/// The name of the manifest's copy beside the files, wherever a snapshot is fetched to.
+pub const MANIFEST_FILE: &str = "snapshot.json";
 
 /// The `schema` field of a snapshot manifest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -57,10 +60,13 @@ pub struct SnapshotManifest {
 /// A file: the concatenation of its chunks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SnapshotFile {
-    /// A plain file name.
+    /// A plain file name; of an artifact, its path in parts of `/`.
     pub name: String,
     /// In bytes.
     pub size: u64,
+    /// Whether it is a file that lay beside the checkpoint, published as it is. Absent where it is not.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub artifact: bool,
     /// In order.
     pub chunks: Vec<Chunk>,
 }
@@ -79,7 +85,7 @@ pub struct Chunk {
 pub struct SnapshotTensor {
     /// The name.
     pub name: TensorName,
-    /// The logical shape, as in the checkpoint.
+    /// The logical shape, as in the checkpoint; of a pruned table, with the rows that were kept.
     pub shape: Vec<u64>,
     /// The element type in the checkpoint.
     pub source_dtype: Dtype,
@@ -93,12 +99,25 @@ pub struct SnapshotTensor {
     /// The elements of a stored row, where rows were padded with zeros to have more than `shape` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_width: Option<u64>,
+    /// Of a pruned table, what became of its rows. Absent where all were kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pruned: Option<Pruned>,
     /// The file's name.
     pub file: String,
     /// The first byte in the file.
     pub begin: u64,
     /// The byte behind the last one.
     pub end: u64,
+}
+
+/// What became of the rows of a pruned table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Pruned {
+    /// How many rows the table has in the checkpoint.
+    pub source_rows: u64,
+    /// The tensor that says where they went: I32 of shape `[source_rows]`, for every row of the source its number in
+    /// the table, or -1 where it was pruned. It is what FBGEMM's lookups in pruned tables take as `index_remapping`.
+    pub index_remapping: TensorName,
 }
 
 /// What a published safetensors file says about one tensor, under the key `weighbridge` of its `__metadata__`.
@@ -118,6 +137,9 @@ pub struct TensorMetadata {
     pub shape: Vec<u64>,
     /// The element type in the checkpoint.
     pub source_dtype: Dtype,
+    /// Of a pruned table, what became of its rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pruned: Option<Pruned>,
 }
 
 impl SnapshotManifest {
@@ -159,8 +181,8 @@ impl SnapshotManifest {
     /// Reads a manifest. The caller has checked that `json` hashes to the snapshot's id.
     ///
     /// # Errors
-    /// [`DocumentError`] where the bytes are no manifest, or contradict themselves: a file name with a path in it,
-    /// sizes that don't add up, a tensor outside its file.
+    /// [`DocumentError`] where the bytes are no manifest, or contradict themselves: a file name that leads
+    /// elsewhere, sizes that don't add up, a tensor outside its file, a pruned table without its remapping.
     pub fn parse(json: &[u8]) -> Result<Self, DocumentError> {
         if json.len() > limits::SNAPSHOT_MANIFEST_BYTES {
             let why = format!("{} bytes; at most {}", json.len(), limits::SNAPSHOT_MANIFEST_BYTES);
@@ -177,17 +199,14 @@ impl SnapshotManifest {
     /// # Errors
     /// [`DocumentError::Malformed`] naming what contradicts what.
     pub fn check(&self) -> Result<(), DocumentError> {
-        let mut sizes = BTreeMap::new();
-        for file in &self.files {
-            file.check()?;
-            if sizes.insert(file.name.as_str(), file.size).is_some() {
-                return Err(malformed(format!("file {:?} stands twice", file.name)));
-            }
-        }
-        let mut names = HashSet::new();
+        check_file_names(self.files.iter().map(|file| (file.name.as_str(), file.artifact)))?;
+        self.files.iter().try_for_each(SnapshotFile::check)?;
+        let tensor_files = self.files.iter().filter(|file| !file.artifact);
+        let sizes: BTreeMap<_, _> = tensor_files.map(|file| (file.name.as_str(), file.size)).collect();
+        let mut tensors = HashMap::with_capacity(self.tensors.len());
         for tensor in &self.tensors {
             let place = tensor.name.as_str();
-            if !names.insert(place) {
+            if tensors.insert(place, tensor).is_some() {
                 return Err(malformed(format!("tensor {place:?} stands twice")));
             }
             let size = sizes.get(tensor.file.as_str());
@@ -199,15 +218,18 @@ impl SnapshotManifest {
                 )));
             }
         }
-        Ok(())
+        match self.tensors.iter().find(|tensor| !tensor.has_its_remapping(&tensors)) {
+            Some(tensor) => Err(malformed(format!(
+                "pruned table {:?} has no remapping of its rows that fits it",
+                tensor.name.as_str()
+            ))),
+            None => Ok(()),
+        }
     }
 }
 
 impl SnapshotFile {
     fn check(&self) -> Result<(), DocumentError> {
-        if !is_plain_file_name(&self.name) {
-            return Err(malformed(format!("{:?} is not a plain file name", shorten(&self.name))));
-        }
         let good = |chunk: &Chunk| (1..=limits::LARGEST_CHUNK_BYTES).contains(&chunk.size);
         let sum = self.chunks.iter().try_fold(0u64, |sum, chunk| sum.checked_add(chunk.size));
         if sum != Some(self.size) || !self.chunks.iter().all(good) {
@@ -231,6 +253,74 @@ impl SnapshotTensor {
     pub fn stored_bytes(&self) -> Option<u64> {
         self.form().stored_bytes(&self.shape, self.source_dtype)
     }
+
+    /// Whether it is whole; or pruned, with the tensor among `tensors` that says where its rows went.
+    fn has_its_remapping(&self, tensors: &HashMap<&str, &Self>) -> bool {
+        let Some(Pruned { source_rows, index_remapping }) = &self.pruned else { return true };
+        let kept = self.shape.first().is_some_and(|kept| kept <= source_rows);
+        let remapping = tensors.get(index_remapping.as_str());
+        kept && remapping.is_some_and(|remapping| {
+            remapping.shape == [*source_rows]
+                && remapping.source_dtype == Dtype::I32
+                && remapping.encoding == Encoding::Keep
+        })
+    }
+}
+
+/// Checks the names of a snapshot's files (each with whether it is an artifact): artifacts have paths that stay within
+/// the snapshot's folder, other files plain names; no name stands twice, is a folder of another's path, or is that of
+/// the manifest's own copy.
+///
+/// # Errors
+/// [`DocumentError::Malformed`] naming the file.
+pub fn check_file_names<'n>(files: impl Iterator<Item = (&'n str, bool)>) -> Result<(), DocumentError> {
+    // The manifest itself lies beside the files wherever they are fetched.
+    let mut names = BTreeSet::from([MANIFEST_FILE]);
+    for (name, artifact) in files {
+        if !artifact && !is_plain_file_name(name) {
+            return Err(malformed(format!("{:?} is not a plain file name", shorten(name))));
+        }
+        if artifact && let Some(why) = path_fault(name) {
+            return Err(malformed(format!("artifact {:?}: {why}", shorten(name))));
+        }
+        if !names.insert(name) {
+            return Err(malformed(format!("file {:?} stands twice", shorten(name))));
+        }
+    }
+    // A file's folders sort before it, though not right before: each is looked up.
+    for name in &names {
+        let folders = name.match_indices('/').filter_map(|(at, _)| name.get(..at));
+        if let Some(folder) = folders.into_iter().find(|&folder| names.contains(folder)) {
+            return Err(malformed(format!(
+                "{folder:?} is a file, and the folder of {:?} too",
+                shorten(name)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with `path` as an artifact's, if anything is.
+#[must_use]
+pub fn path_fault(path: &str) -> Option<&'static str> {
+    if path.len() > limits::ARTIFACT_PATH_BYTES || path.split('/').count() > limits::ARTIFACT_PATH_PARTS {
+        return Some("the path is too long, or has too many parts");
+    }
+    if path.contains(|c: char| c.is_control() || c == '\\') {
+        return Some("the path holds a control character or a backslash");
+    }
+    if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Some("the path leads elsewhere: no part of it may be empty, `.` or `..`");
+    }
+    if path.split('/').any(|part| part.len() > limits::PATH_PART_BYTES) {
+        return Some("a part of the path is longer than file systems take");
+    }
+    None
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands the field over by reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 impl TensorMetadata {
@@ -238,7 +328,7 @@ impl TensorMetadata {
     #[must_use]
     pub const fn new(form: Form, shape: Vec<u64>, source_dtype: Dtype) -> Self {
         let Form { encoding, layout, row_alignment, stored_width } = form;
-        Self { encoding, layout, row_alignment, stored_width, shape, source_dtype }
+        Self { encoding, layout, row_alignment, stored_width, shape, source_dtype, pruned: None }
     }
 
     /// How its rows are laid out and decoded.
@@ -284,6 +374,7 @@ mod tests {
             files: vec![SnapshotFile {
                 name: "model.safetensors".into(),
                 size: 4096 + 30,
+                artifact: false,
                 chunks: vec![
                     Chunk { id: ChunkId::of(b"header"), size: 4096 },
                     Chunk { id: ChunkId::of(b"rows"), size: 30 },
@@ -297,6 +388,7 @@ mod tests {
                 layout: Layout::Trailing,
                 row_alignment: 1,
                 stored_width: None,
+                pruned: None,
                 file: "model.safetensors".into(),
                 begin: 4096,
                 end: 4126,
@@ -321,7 +413,9 @@ mod tests {
     #[test]
     fn contradictions_are_refused() {
         type Spoil = fn(&mut SnapshotManifest);
-        let cases: [(&str, Spoil); 11] = [
+        let cases: [(&str, Spoil); 13] = [
+            ("the manifest's own name", |m| m.files[0].name = MANIFEST_FILE.into()),
+            ("a tensor in an artifact", |m| m.files[0].artifact = true),
             ("a path for a file name", |m| m.files[0].name = "../model".into()),
             ("sizes that do not add up", |m| m.files[0].size += 1),
             ("an empty chunk", |m| m.files[0].chunks.push(Chunk { id: ChunkId::of(b""), size: 0 })),
@@ -338,6 +432,65 @@ mod tests {
             let mut manifest = example();
             spoil(&mut manifest);
             assert!(SnapshotManifest::parse(&manifest.to_bytes()).is_err(), "{what}");
+        }
+    }
+
+    fn artifact(name: &str) -> SnapshotFile {
+        SnapshotFile { name: name.into(), size: 0, artifact: true, chunks: vec![] }
+    }
+
+    #[test]
+    fn artifacts_have_paths_that_stay_inside() {
+        let parse = |names: &[&str]| {
+            let mut manifest = example();
+            manifest.files.extend(names.iter().map(|name| artifact(name)));
+            SnapshotManifest::parse(&manifest.to_bytes())
+        };
+        let good = parse(&["a", "b/c", "b/d/.e", "b.c", "模型/graph.pb"]).unwrap();
+        assert!(good.files[1].artifact && !good.files[0].artifact);
+        let long = "x".repeat(limits::PATH_PART_BYTES + 1);
+        let deep = vec!["x"; limits::ARTIFACT_PATH_PARTS + 1].join("/");
+        for name in ["", "/a", "a/", "a//b", "./a", "../a", "a/../b", "a\\b", "a\nb", "a\u{9b}", &long, &deep]
+        {
+            assert!(parse(&[name]).is_err(), "{name:?}");
+        }
+        for collision in [
+            &["a", "a"][..],
+            &["a", "a/b"],
+            &["a/b/c", "a.b", "a"],
+            &["a/b/c", "a/b"],
+            &["model.safetensors"],
+            &["model.safetensors/x"],
+            &["snapshot.json"],
+            &["snapshot.json/x"],
+        ] {
+            assert!(parse(collision).is_err(), "{collision:?}");
+        }
+    }
+
+    #[test]
+    fn a_pruned_table_has_its_remapping() {
+        let mut manifest = example();
+        let name: TensorName = "t.index_remapping".parse().unwrap();
+        manifest.tensors[0].pruned = Some(Pruned { source_rows: 5, index_remapping: name.clone() });
+        assert!(manifest.check().is_err(), "none");
+        manifest.files[0].chunks.push(Chunk { id: ChunkId::of(b"numbers"), size: 20 });
+        manifest.files[0].size += 20;
+        manifest.tensors.push(SnapshotTensor {
+            name,
+            shape: vec![5],
+            source_dtype: Dtype::I32,
+            encoding: Encoding::Keep,
+            pruned: None,
+            begin: 4126,
+            end: 4146,
+            ..manifest.tensors[0].clone()
+        });
+        manifest.check().unwrap();
+        assert_eq!(SnapshotManifest::parse(&manifest.to_bytes()).unwrap(), manifest);
+        for (source_rows, why) in [(2, "fewer rows than were kept"), (6, "another number of rows")] {
+            manifest.tensors[0].pruned.as_mut().unwrap().source_rows = source_rows;
+            assert!(manifest.check().is_err(), "{why}");
         }
     }
 }

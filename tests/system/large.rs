@@ -5,7 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use serde_json::Value;
-use weighbridge_schemas::encoding::decode_int8_sbf32;
+use weighbridge_schemas::dtype::Dtype;
+use weighbridge_schemas::encoding::{Encoding, Form};
 use weighbridge_tests::peak_memory;
 use weighbridge_tests::torch::{SparseTable, distributed, state_dict};
 
@@ -53,7 +54,7 @@ fn check(store: &Store, checkpoint: &Path) {
             let mut encoded = vec![0; row_bytes];
             file.read_exact_at(&mut encoded, begin + row * (WIDTH + 8)).unwrap();
             let mut decoded = vec![0.0; width];
-            decode_int8_sbf32(&encoded, &mut decoded);
+            assert!(Form::plain(Encoding::Int8Sbf32).decode_row(Dtype::F32, &encoded, &mut decoded));
             let mut expected = vec![0.0; width];
             for &(_, column, value) in table.values.iter().filter(|&&(there, ..)| there == row) {
                 expected[usize::try_from(column).unwrap()] = value;

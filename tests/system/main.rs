@@ -12,6 +12,7 @@
     reason = "a test fails by panicking, prints what it measured, and looks at the environment"
 )]
 
+mod artifacts;
 mod binary;
 mod bug_log;
 mod commands;
@@ -30,3 +31,4 @@ mod races;
 mod remote;
 mod servers;
 mod torch_save;
+mod transforms;

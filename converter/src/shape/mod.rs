@@ -1,6 +1,8 @@
-//! Which tensors go where, and how slices become whole rows.
+//! Which tensors and files go where, how slices become whole rows, and which rows are kept.
 
+pub mod artifacts;
 pub mod gather;
+pub mod prune;
 pub mod records;
 mod scatter;
 pub mod select;

@@ -1,13 +1,13 @@
 //! Which tensors of a checkpoint are published, under which names, in which encodings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form};
 use weighbridge_schemas::error::DocumentError;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::TensorName;
-use weighbridge_schemas::policy::{OddWidth, Policy, Treatment, Wanted};
+use weighbridge_schemas::policy::{INDEX_REMAPPING, KeepRows, OddWidth, Policy, Treatment, Wanted};
 
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::error::ReadError;
@@ -21,6 +21,19 @@ pub struct Selected<'c> {
     pub name: TensorName,
     /// How it is stored.
     pub form: Form,
+    /// What of the tensor is published.
+    pub content: Content,
+}
+
+/// What of a checkpoint's tensor is published under a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// All of it.
+    Whole,
+    /// Of a table, the rows that this list names.
+    Rows(KeepRows),
+    /// Not the table itself, but where each of its rows went when it was pruned to the rows that this list names.
+    Remapping(KeepRows),
 }
 
 /// What a policy makes of a checkpoint.
@@ -67,6 +80,27 @@ pub enum SelectError {
         /// How many tensors there are.
         count: usize,
     },
+    /// Rows to keep of what is no table.
+    #[error(
+        "tensor {:?}: keep_rows takes tables, of two dimensions and at most {} rows; its shape is {shape:?}",
+        tensor.as_str(), limits::PRUNED_ROWS
+    )]
+    NotPrunable {
+        /// The tensor.
+        tensor: TensorName,
+        /// Its shape.
+        shape: Vec<u64>,
+    },
+    /// A list of rows to keep that is no list of numbers.
+    #[error("tensor {:?}: keep_rows names the tensor {:?}, {why}", tensor.as_str(), list.as_str())]
+    BadRowList {
+        /// The table.
+        tensor: TensorName,
+        /// The list's tensor.
+        list: TensorName,
+        /// What is wrong with it.
+        why: String,
+    },
     /// A row too wide for a row-wise encoding.
     #[error(
         "tensor {:?}: a row of {bytes} bytes is too wide for {encoding}, whose limit is {limit}; \
@@ -108,18 +142,21 @@ pub enum SelectError {
 /// Applies `policy` to the tensors of `checkpoint`.
 ///
 /// An encoding that cannot apply to a tensor (a row-wise one to a tensor that is not a table of floating-point
-/// numbers, a cast to integers) leaves it as it is, with a note.
+/// numbers, a cast to integers) leaves it as it is, with a note. So does a rule that no tensor falls to.
+/// Beside a table of which only some rows are kept stands another tensor, the remapping of its rows.
 ///
 /// # Errors
 /// [`SelectError`]
 pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selection<'c>, SelectError> {
     let mut published: BTreeMap<TensorName, Selected<'c>> = BTreeMap::new();
     let mut selection = Selection { published: Vec::new(), dropped: Vec::new(), notes: Vec::new() };
+    let mut used = BTreeSet::new();
     for tensor in &checkpoint.tensors {
-        let treatment = policy
+        let (rule, treatment) = policy
             .treat(&tensor.name)
             .map_err(|source| SelectError::BadName { tensor: tensor.name.clone(), source })?;
-        let Treatment::Publish { name, wanted } = treatment else {
+        used.extend(rule);
+        let Treatment::Publish { name, wanted, keep_rows } = treatment else {
             selection.dropped.push(tensor.name.clone());
             continue;
         };
@@ -135,15 +172,19 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
             let note = "F64 is rounded to F32 before encoding, and measured from there";
             selection.notes.push(format!("{}: {note}", tensor.name));
         }
-        let selected = Selected { tensor, name: name.clone(), form };
-        if let Some(first) = published.insert(name.clone(), selected) {
-            let first = first.tensor.name.clone();
-            return Err(SelectError::Collision { name, first, second: tensor.name.clone() });
+        let mut content = Content::Whole;
+        if let Some(list) = keep_rows {
+            check_prunable(checkpoint, tensor, &list)?;
+            insert(&mut published, remapping(tensor, &name, list.clone())?)?;
+            content = Content::Rows(list);
         }
+        insert(&mut published, Selected { tensor, name, form, content })?;
     }
     for (name, error) in &checkpoint.unreadable {
         let treatment = policy.treat(name);
-        let treatment = treatment.map_err(|source| SelectError::BadName { tensor: name.clone(), source })?;
+        let (rule, treatment) =
+            treatment.map_err(|source| SelectError::BadName { tensor: name.clone(), source })?;
+        used.extend(rule);
         if !matches!(treatment, Treatment::Drop) {
             return Err(SelectError::Unreadable(error.clone()));
         }
@@ -153,6 +194,7 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
         return Err(SelectError::NothingLeft { count: selection.dropped.len() });
     }
     selection.published = published.into_values().collect();
+    selection.notes.extend(unused_rules(policy, &used));
     Ok(selection)
 }
 
@@ -181,6 +223,75 @@ fn form(tensor: &Tensor, wanted: &Wanted, policy: &Policy) -> Result<Form, Selec
     }
     Ok(form)
 }
+
+fn insert<'c>(
+    published: &mut BTreeMap<TensorName, Selected<'c>>,
+    selected: Selected<'c>,
+) -> Result<(), SelectError> {
+    let (name, second) = (selected.name.clone(), selected.tensor.name.clone());
+    match published.insert(name.clone(), selected) {
+        Some(first) => Err(SelectError::Collision { name, first: first.tensor.name.clone(), second }),
+        None => Ok(()),
+    }
+}
+
+/// The name of the remapping of the pruned table `name`.
+///
+/// # Errors
+/// [`DocumentError::UnsafeTensorName`] where that is longer than names may be.
+pub fn remapping_name(name: &TensorName) -> Result<TensorName, DocumentError> {
+    format!("{name}{INDEX_REMAPPING}").parse()
+}
+
+/// What stands beside the pruned table `name`.
+fn remapping<'c>(tensor: &'c Tensor, name: &TensorName, list: KeepRows) -> Result<Selected<'c>, SelectError> {
+    let name = remapping_name(name);
+    let name = name.map_err(|source| SelectError::BadName { tensor: tensor.name.clone(), source })?;
+    let form = Form::plain(Encoding::Keep);
+    Ok(Selected { tensor, name, form, content: Content::Remapping(list) })
+}
+
+/// Whether `tensor` is a table, and `list` a list of numbers as far as metadata tells.
+fn check_prunable(checkpoint: &Checkpoint, tensor: &Tensor, list: &KeepRows) -> Result<(), SelectError> {
+    let rows = match tensor.shape.as_slice() {
+        &[rows, _] => Some(rows).filter(|&rows| rows <= limits::PRUNED_ROWS),
+        _ => None,
+    };
+    if rows.is_none() {
+        let shape = tensor.shape.clone();
+        return Err(SelectError::NotPrunable { tensor: tensor.name.clone(), shape });
+    }
+    let KeepRows::Tensor(list) = list else { return Ok(()) };
+    let why = match checkpoint.tensor(list) {
+        None => "which the checkpoint does not hold".to_owned(),
+        Some(list) if list.dtype.is_float() || list.dtype == Dtype::Bool || list.shape.len() != 1 => format!(
+            "which is {} of shape {:?}: a list of rows is integers, of one dimension",
+            list.dtype.as_str(),
+            list.shape
+        ),
+        Some(_) => return Ok(()),
+    };
+    Err(SelectError::BadRowList { tensor: tensor.name.clone(), list: list.clone(), why })
+}
+
+/// A line for each rule that no tensor falls to, up to a bound.
+fn unused_rules(policy: &Policy, used: &BTreeSet<usize>) -> Vec<String> {
+    let mut notes: Vec<_> = policy
+        .unused_rules(used)
+        .map(|(number, pattern)| {
+            format!("rule {number} ({pattern:?}) matches no tensor, or none that is left to it")
+        })
+        .collect();
+    let more = notes.len().saturating_sub(RULES_NAMED);
+    notes.truncate(RULES_NAMED);
+    if more > 0 {
+        notes.push(format!("and {more} more rules match no tensor"));
+    }
+    notes
+}
+
+/// How many rules that match nothing are named.
+const RULES_NAMED: usize = 20;
 
 /// Why `encoding` cannot apply to `tensor`, if it cannot.
 fn unfit(tensor: &Tensor, encoding: Encoding) -> Result<Option<&'static str>, SelectError> {
@@ -338,6 +449,34 @@ mod tests {
     }
 
     #[test]
+    fn a_pruned_table_stands_beside_its_remapping() {
+        let checkpoint = checkpoint(&[("ids", Dtype::I64, &[2]), ("t", Dtype::F32, &[4, 2])]);
+        let rule = "match = 't'\nrename = 'u'\nencode = 'int8'\nkeep_rows = { tensor = 'ids' }";
+        let selection = select(&checkpoint, &policy(&[rule])).unwrap();
+        assert_eq!(
+            published(&selection),
+            [
+                ("ids", "ids", Encoding::Keep),
+                ("t", "u", Encoding::Int8Sbf32),
+                ("t", "u.index_remapping", Encoding::Keep),
+            ]
+        );
+        let list = KeepRows::Tensor("ids".parse().unwrap());
+        let contents: Vec<_> = selection.published.into_iter().map(|one| one.content).collect();
+        assert_eq!(contents, [Content::Whole, Content::Rows(list.clone()), Content::Remapping(list)]);
+    }
+
+    #[test]
+    fn rules_that_no_tensor_falls_to_are_noted_up_to_a_bound() {
+        let checkpoint = checkpoint(&[("a", Dtype::F32, &[2])]);
+        let rules = vec!["match = 'x'\ndrop = true"; RULES_NAMED + 5];
+        let selection = select(&checkpoint, &policy(&rules)).unwrap();
+        assert_eq!(selection.notes.len(), RULES_NAMED + 1);
+        assert!(selection.notes[0].starts_with("rule 1 (\"x\") matches no tensor"));
+        assert!(selection.notes[RULES_NAMED].contains("5 more rules"));
+    }
+
+    #[test]
     fn a_table_without_rows_and_a_row_at_the_limit_are_encoded() {
         let widest = limits::ROW_BYTES / 2;
         let checkpoint = checkpoint(&[("none", Dtype::F32, &[0, 8]), ("widest", Dtype::Bf16, &[1, widest])]);
@@ -350,13 +489,21 @@ mod tests {
         let checkpoint = checkpoint(&[
             ("a.x", Dtype::F32, &[2, 2]),
             ("b.x", Dtype::F32, &[2, 2]),
+            ("c.index_remapping", Dtype::F32, &[1]),
+            ("tall", Dtype::F32, &[limits::PRUNED_ROWS + 1, 1]),
+            ("v", Dtype::F32, &[2]),
             ("wide", Dtype::F32, &[1, limits::ROW_BYTES]),
         ]);
         for (rule, message) in [
+            ("match = 'v'\nkeep_rows = 'x'", "tensor \"v\": keep_rows takes tables"),
+            ("match = 'tall'\nkeep_rows = 'x'", "at most 2147483647 rows; its shape is [2147483648, 1]"),
+            ("match = 'a.x'\nkeep_rows = { tensor = 'none' }", "which the checkpoint does not hold"),
+            ("match = 'a.x'\nkeep_rows = { tensor = 'b.x' }", "which is F32 of shape [2, 2]"),
+            ("match = 'a.x'\nrename = 'c'\nkeep_rows = 'x'", "the name \"c.index_remapping\""),
             ("match = '*.x'\nrename = 'same'", "both \"a.x\" and \"b.x\" the name \"same\""),
             ("match = 'a.*'\nrename = 'b.$1'", "both \"a.x\" and \"b.x\" the name \"b.x\""),
             ("match = 'b.*'\nrename = '../$1'", "renaming \"b.x\": tensor name \"../x\" is refused"),
-            ("match = '**'\ndrop = true", "drops all 3 tensors"),
+            ("match = '**'\ndrop = true", "drops all 6 tensors"),
             ("match = 'wide'\nencode = 'int8'", "tensor \"wide\": a row of 33554432 bytes is too wide"),
         ] {
             let error = select(&checkpoint, &policy(&[rule])).unwrap_err().to_string();

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use weighbridge_schemas::limits;
 
+use super::tree::{self, Tree};
 use super::{changed, lock, too_many_files};
 use crate::error::{Class, ReadError, Result};
 
@@ -100,6 +101,10 @@ impl Folder {
         }
         names.sort_unstable();
         Ok(names)
+    }
+
+    pub(super) fn tree(&self, wanted: &mut dyn FnMut(&str) -> bool) -> Result<Tree> {
+        tree::list(&self.path, wanted)
     }
 
     /// The file at `name`, a relative path. One that a person named may be a link to anywhere.

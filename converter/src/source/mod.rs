@@ -27,8 +27,10 @@ mod declared;
 pub(crate) mod digest;
 mod local;
 mod remote;
+mod tree;
 
 pub use remote::RemoteLocation;
+pub use tree::Tree;
 
 /// The memory that a source assumes without [`Source::with_memory`], in bytes.
 const MEMORY: u64 = 512 << 20;
@@ -193,13 +195,21 @@ impl Source {
         }
     }
 
-    /// The names of all objects below a remote prefix, sorted; of a local folder [`Source::names`].
-    #[cfg(test)]
-    pub(crate) fn tree(&self) -> Result<Vec<String>> {
+    /// The files below the folder that `wanted` picks by their paths, sub-folders included.
+    ///
+    /// # Errors
+    /// [`Class::Unreadable`], or [`Class::LimitExceeded`] for too many files.
+    pub fn tree(&self, wanted: &mut dyn FnMut(&str) -> bool) -> Result<Tree> {
         match &self.place {
-            Place::Local(folder) => folder.names(),
-            Place::Remote(prefix) => prefix.tree(),
+            Place::Local(folder) => folder.tree(wanted),
+            Place::Remote(prefix) => tree::of_names(prefix.tree()?, wanted),
         }
+    }
+
+    /// Whether the file at `name` was looked up before.
+    #[must_use]
+    pub fn has_looked_up(&self, name: &str) -> bool {
+        lock(&self.files).contains_key(name)
     }
 
     /// The file at `name`, relative to the folder (`/` between parts). The file that was named on opening may be

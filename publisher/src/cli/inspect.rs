@@ -9,7 +9,7 @@ use serde_json::json;
 use weighbridge_converter::checkpoint::Checkpoint;
 use weighbridge_converter::read;
 use weighbridge_converter::shape::gather;
-use weighbridge_schemas::snapshot::SnapshotManifest;
+use weighbridge_schemas::snapshot::{Pruned, SnapshotManifest, SnapshotTensor};
 use weighbridge_snapshots::manifest;
 use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::Absent;
@@ -178,6 +178,7 @@ fn show_snapshot(context: &Context, found: &SnapshotManifest) {
                 "layout": tensor.layout,
                 "row_alignment": tensor.row_alignment,
                 "stored_width": tensor.stored_width,
+                "pruned": tensor.pruned,
                 "file": tensor.file,
             })
         })
@@ -185,7 +186,10 @@ fn show_snapshot(context: &Context, found: &SnapshotManifest) {
     let files: Vec<_> = found
         .files
         .iter()
-        .map(|file| json!({ "name": file.name, "size": file.size, "chunks": file.chunks.len() }))
+        .map(|file| {
+            let (name, size, chunks) = (&file.name, file.size, file.chunks.len());
+            json!({ "name": name, "size": size, "chunks": chunks, "artifact": file.artifact })
+        })
         .collect();
     let document = json!({
         "kind": "snapshot",
@@ -218,9 +222,29 @@ fn show_snapshot(context: &Context, found: &SnapshotManifest) {
             .collect();
         let listing = table(&["tensor", "encoding", "source", "shape", "size", "file"], &rows);
         let (model, run, step, count) = (&found.model, &found.run, found.step, found.tensors.len());
+        let pruned = pruned_tables(found);
+        let artifacts = artifact_table(found);
         format!(
-            "{listing}snapshot {id}\nmodel {model}, run {run}, step {step}; {count} tensors, {}\n",
+            "{listing}{pruned}{artifacts}snapshot {id}\nmodel {model}, run {run}, step {step}; {count} tensors, {}\n",
             bytes(found.bytes())
         )
     });
+}
+
+/// A line for each pruned table.
+fn pruned_tables(found: &SnapshotManifest) -> String {
+    let line = |tensor: &SnapshotTensor| {
+        let Pruned { source_rows, index_remapping } = tensor.pruned.as_ref()?;
+        let (name, kept) = (plain(tensor.name.as_str()), tensor.shape.first().copied().unwrap_or(0));
+        let remapping = plain(index_remapping.as_str());
+        Some(format!("{name}: {kept} of {source_rows} rows kept; {remapping} says which\n"))
+    };
+    found.tensors.iter().filter_map(line).collect()
+}
+
+/// The artifacts; nothing where there are none.
+fn artifact_table(found: &SnapshotManifest) -> String {
+    let artifacts = found.files.iter().filter(|file| file.artifact);
+    let rows: Vec<_> = artifacts.map(|file| vec![plain(&file.name), bytes(file.size)]).collect();
+    if rows.is_empty() { String::new() } else { table(&["artifact", "size"], &rows) }
 }

@@ -218,6 +218,10 @@ fn document(request: &Request, published: &Published, took: Duration) -> Value {
         "bytes_read": published.bytes_read,
         "bytes_stored": published.bytes_stored,
         "bytes_reused": published.bytes_reused,
+        "artifacts": {
+            "count": report.artifacts.map_or(0, |artifacts| artifacts.count),
+            "bytes": report.artifacts.map_or(0, |artifacts| artifacts.bytes),
+        },
         "gates": report.gates,
         "seconds": took.as_secs_f64(),
         "notes": report.notes,
@@ -300,6 +304,9 @@ fn text(request: &Request, published: &Published, took: Duration) -> String {
                 report.model, published.snapshot
             ),
         );
+    }
+    if let Some(artifacts) = &report.artifacts {
+        line("artifacts", format!("{} published, {}", artifacts.count, bytes(artifacts.bytes)));
     }
     for gate in &report.gates {
         line("gate", format!("{} {}", gate.gate, gate.outcome.as_str()));

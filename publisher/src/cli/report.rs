@@ -63,6 +63,10 @@ fn text(report: &Report, older: u64) -> String {
     for note in &report.notes {
         text.push_str(&format!("note: {}\n", plain(note)));
     }
+    if let Some(artifacts) = &report.artifacts {
+        let files = count(artifacts.count, "artifact");
+        text.push_str(&format!("{files}, {}\n", bytes(artifacts.bytes)));
+    }
     if !report.dropped.is_empty() {
         let dropped = count(report.dropped.len() as u64, "tensor");
         text.push_str(&format!("{dropped} dropped by the policy\n"));

@@ -32,14 +32,15 @@ pub fn assemble(
 
 fn snapshot_files(plan: &Plan, converted: &Converted) -> Vec<SnapshotFile> {
     let mut chunks: Vec<Vec<Chunk>> = converted.headers.iter().map(|&header| vec![header]).collect();
+    chunks.resize(plan.files.len() + plan.artifacts.len(), Vec::new());
     for (piece, (chunk, _)) in plan.pieces.iter().zip(&converted.pieces) {
         chunks[piece.file].push(*chunk);
     }
-    let mut files: Vec<_> = plan
-        .files
-        .iter()
+    let names = plan.files.iter().map(|file| (file.name.clone(), false));
+    let names = names.chain(plan.artifacts.iter().map(|file| (file.name().to_owned(), true)));
+    let mut files: Vec<_> = names
         .zip(chunks)
-        .map(|(file, chunks)| snapshot_file(file.name.clone(), chunks))
+        .map(|((name, artifact), chunks)| SnapshotFile { artifact, ..snapshot_file(name, chunks) })
         .collect();
     if let Some((name, _)) = &plan.index {
         files.push(snapshot_file(name.clone(), converted.index.clone()));
@@ -49,7 +50,7 @@ fn snapshot_files(plan: &Plan, converted: &Converted) -> Vec<SnapshotFile> {
 }
 
 fn snapshot_file(name: String, chunks: Vec<Chunk>) -> SnapshotFile {
-    SnapshotFile { name, size: chunks.iter().map(|chunk| chunk.size).sum(), chunks }
+    SnapshotFile { name, size: chunks.iter().map(|chunk| chunk.size).sum(), artifact: false, chunks }
 }
 
 fn snapshot_tensors(plan: &Plan) -> Vec<SnapshotTensor> {
@@ -58,15 +59,17 @@ fn snapshot_tensors(plan: &Plan) -> Vec<SnapshotTensor> {
         let mut begin = file.header.len() as u64;
         for &at in &file.tensors {
             let planned = &plan.tensors[at];
+            let metadata = &plan.stored[at].metadata;
             let end = begin + plan.stored[at].bytes;
             tensors.push(SnapshotTensor {
                 name: planned.name.clone(),
-                shape: plan.source(planned).shape.clone(),
-                source_dtype: plan.source(planned).dtype,
+                shape: metadata.shape.clone(),
+                source_dtype: metadata.source_dtype,
                 encoding: planned.form.encoding,
                 layout: planned.form.layout,
                 row_alignment: planned.form.row_alignment,
                 stored_width: planned.form.stored_width,
+                pruned: metadata.pruned.clone(),
                 file: file.name.clone(),
                 begin,
                 end,

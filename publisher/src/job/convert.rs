@@ -13,7 +13,8 @@ use tokio::task::JoinSet;
 use weighbridge_converter::checkpoint::Tensor;
 use weighbridge_converter::encode::{self, Encoder};
 use weighbridge_converter::error::{Class, ReadError};
-use weighbridge_converter::shape::gather::{Scratch, read_elements};
+use weighbridge_converter::shape::gather::read_elements;
+use weighbridge_converter::shape::prune;
 use weighbridge_converter::statistics::{BlockStatistics, Statistics};
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ModelName;
@@ -23,7 +24,7 @@ use weighbridge_snapshots::fetch::Progress;
 use weighbridge_snapshots::root::{Put, Root};
 
 use super::Budget;
-use super::plan::{Part, Piece, Plan, Planned};
+use super::plan::{ArtifactPart, Content, Part, Piece, Plan, Planned};
 use crate::error::{Failure, Result};
 
 /// Source bytes that are read, encoded and hashed at a time.
@@ -201,6 +202,9 @@ fn make(
     let mut builder = Builder::with_capacity(usize::try_from(piece.bytes).unwrap_or(0));
     let mut buffers = Buffers::default();
     let mut statistics = Vec::with_capacity(piece.parts.len());
+    if let Some(part) = piece.artifact {
+        copy_artifact(plan, part, piece.bytes, &mut builder, progress)?;
+    }
     for part in &piece.parts {
         let planned = &plan.tensors[part.tensor];
         statistics.push(encode_part(
@@ -216,10 +220,32 @@ fn make(
     Ok((chunk, bytes, statistics))
 }
 
+/// Copies `bytes` of an artifact.
+fn copy_artifact(
+    plan: &Plan,
+    part: ArtifactPart,
+    bytes: u64,
+    builder: &mut Builder,
+    progress: &dyn Progress,
+) -> std::result::Result<(), ReadError> {
+    let file = &plan.artifacts[part.artifact];
+    let mut buffer = Vec::new();
+    let mut done = 0;
+    while done < bytes {
+        let count = STEP_BYTES.min(bytes - done);
+        buffer.resize(usize::try_from(count).unwrap_or(0), 0);
+        file.read_exact_at(&mut buffer, part.offset + done)?;
+        builder.append(|chunk| chunk.extend_from_slice(&buffer));
+        progress.advance(count);
+        done += count;
+    }
+    Ok(())
+}
+
 #[derive(Default)]
 struct Buffers {
     rows: Vec<u8>,
-    scratch: Scratch,
+    sources: prune::Buffers,
 }
 
 fn encode_part(
@@ -239,12 +265,39 @@ fn encode_part(
         let count = step.min(end - row);
         let bytes = usize::try_from(count * rows.source_bytes).map_err(|_| too_large(tensor))?;
         buffers.rows.resize(bytes, 0);
-        read_elements(tensor, row * rows.elements, &mut buffers.rows, &mut buffers.scratch)?;
+        read(tensor, planned, row * rows.elements, buffers)?;
         builder.append(|out| runs.encode(&buffers.rows, out, &mut statistics))?;
-        progress.advance(count * rows.source_bytes);
+        if !matches!(planned.content, Content::Remapping(_)) {
+            progress.advance(count * rows.source_bytes);
+        }
         row += count;
     }
-    Ok(statistics.finish())
+    let mut statistics = statistics.finish();
+    if let Content::Rows(kept) = &planned.content
+        && tensor.shape.last() == Some(&rows.elements)
+        && runs.rows == 1
+    {
+        statistics.renumber_rows(|row| kept.source_row(row).unwrap_or(row));
+    }
+    Ok(statistics)
+}
+
+/// Fills the buffer of rows with what is published, from its element `first` on.
+fn read(
+    tensor: &Tensor,
+    planned: &Planned,
+    first: u64,
+    buffers: &mut Buffers,
+) -> std::result::Result<(), ReadError> {
+    let Buffers { rows, sources } = buffers;
+    match &planned.content {
+        Content::Whole => read_elements(tensor, first, rows, &mut sources.scratch),
+        Content::Rows(kept) => kept.read(tensor, first, rows, sources),
+        Content::Remapping(kept) => {
+            kept.remapping(first, rows);
+            Ok(())
+        }
+    }
 }
 
 /// How a tensor's bytes are handed to its encoder: row by row; or, where a row is one element, in runs of
@@ -275,7 +328,7 @@ impl<'t> Runs<'t> {
         let (runs, rest) = bytes.split_at(bytes.len() - bytes.len() % run);
         self.encoder.encode(runs, out, statistics);
         if !rest.is_empty() {
-            let elements = rest.len() as u64 / self.tensor.dtype.size();
+            let elements = rest.len() as u64 / self.planned.dtype.size();
             encoder(self.tensor, self.planned, elements)?.encode(rest, out, statistics);
         }
         Ok(())
@@ -289,7 +342,7 @@ fn encoder(
 ) -> std::result::Result<Box<dyn Encoder>, ReadError> {
     usize::try_from(elements)
         .ok()
-        .and_then(|elements| encode::encoder(planned.form, tensor.dtype, elements))
+        .and_then(|elements| encode::encoder(planned.form, planned.dtype, elements))
         .ok_or_else(|| too_large(tensor))
 }
 

@@ -2,11 +2,11 @@
 
 use weighbridge_converter::statistics::Statistics;
 use weighbridge_schemas::encoding::Encoding;
-use weighbridge_schemas::report::{Report, ReportSchema, TensorReport};
+use weighbridge_schemas::report::{ArtifactsReport, Report, ReportSchema, TensorReport};
 use weighbridge_schemas::snapshot::SnapshotManifest;
 
 use super::Request;
-use super::plan::{Plan, Planned};
+use super::plan::{Content, Plan, Planned};
 use crate::gates::{self, Judged};
 
 /// Judges what was converted under the policy's gates.
@@ -17,7 +17,7 @@ pub fn judge(
     manifest: &SnapshotManifest,
     statistics: &[Statistics],
 ) -> Report {
-    let judged: Vec<_> = plan.tensors.iter().zip(statistics).map(|both| judged(plan, both)).collect();
+    let judged: Vec<_> = (0..plan.tensors.len()).map(|at| judged(plan, at, &statistics[at])).collect();
     let gates = gates::judge(&request.policy.gates, &judged);
     let saturated = plan.tensors.iter().zip(statistics).filter_map(saturated);
     Report {
@@ -29,13 +29,20 @@ pub fn judge(
         outcome: gates::overall(&gates),
         gates,
         tensors: (0..plan.tensors.len()).map(|at| tensor(plan, at, &statistics[at])).collect(),
+        artifacts: artifacts(plan),
         dropped: plan.dropped.clone(),
         notes: plan.notes.iter().cloned().chain(saturated).collect(),
     }
 }
 
-fn judged<'a>(plan: &Plan, (planned, statistics): (&'a Planned, &'a Statistics)) -> Judged<'a> {
-    Judged { name: &planned.name, statistics, has_rows: plan.source(planned).shape.len() > 1 }
+fn judged<'a>(plan: &'a Plan, at: usize, statistics: &'a Statistics) -> Judged<'a> {
+    let has_rows = plan.stored[at].metadata.shape.len() > 1;
+    Judged { name: &plan.tensors[at].name, statistics, has_rows }
+}
+
+fn artifacts(plan: &Plan) -> Option<ArtifactsReport> {
+    let count = plan.artifacts.len() as u64;
+    (count > 0).then(|| ArtifactsReport { count, bytes: plan.artifact_bytes() })
 }
 
 /// Says how much of a tensor was cut off by a cast that saturates. It is no finding of a gate.
@@ -53,15 +60,19 @@ fn saturated((planned, statistics): (&Planned, &Statistics)) -> Option<String> {
 
 fn tensor(plan: &Plan, at: usize, statistics: &Statistics) -> TensorReport {
     let planned = &plan.tensors[at];
-    let source = plan.source(planned);
-    let measured = |figure: f64| (source.dtype.is_float() && figure.is_finite()).then_some(figure);
+    let metadata = &plan.stored[at].metadata;
+    let source_bytes = match planned.content {
+        Content::Whole | Content::Rows(_) => plan.source(planned).bytes(),
+        Content::Remapping(_) => 0,
+    };
+    let measured = |figure: f64| (metadata.source_dtype.is_float() && figure.is_finite()).then_some(figure);
     let error = |figure: f64| if planned.form.encoding == Encoding::Keep { None } else { measured(figure) };
     TensorReport {
         name: planned.name.clone(),
-        source_dtype: source.dtype,
-        shape: source.shape.clone(),
+        source_dtype: metadata.source_dtype,
+        shape: metadata.shape.clone(),
         encoding: planned.form.encoding,
-        source_bytes: source.bytes(),
+        source_bytes,
         stored_bytes: plan.stored[at].bytes,
         min: statistics.min,
         max: statistics.max,

@@ -24,6 +24,7 @@ pub mod seal;
 
 use std::sync::Arc;
 
+use weighbridge_converter::checkpoint::Checkpoint;
 use weighbridge_converter::source::Location;
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::checkpoint::{Format, ManifestFile};
@@ -36,7 +37,7 @@ use weighbridge_snapshots::channel::Operation;
 use weighbridge_snapshots::fetch::Progress;
 use weighbridge_snapshots::root::Root;
 
-use crate::error::Result;
+use crate::error::{Failure, Result};
 
 /// What is to be published, and how.
 #[derive(Debug, Clone)]
@@ -112,7 +113,7 @@ pub struct Published {
     pub ruling: Option<ChannelEntry>,
     /// The checkpoint's format.
     pub format: Format,
-    /// Tensor bytes read from the checkpoint.
+    /// Bytes of tensors and artifacts read from the checkpoint.
     pub bytes_read: u64,
     /// Chunk bytes written to the store.
     pub bytes_stored: u64,
@@ -120,6 +121,13 @@ pub struct Published {
     pub bytes_reused: u64,
     /// The validation report.
     pub report: Report,
+}
+
+/// Plans off the I/O threads: lists of rows to keep are read, and folders searched for artifacts.
+async fn plan_apart(checkpoint: Checkpoint, request: &Request, budget: Budget) -> Result<Arc<plan::Plan>> {
+    let policy = request.policy.clone();
+    let planned = tokio::task::spawn_blocking(move || plan::plan(checkpoint, &policy, budget.memory));
+    Ok(Arc::new(planned.await.map_err(|error| Failure::internal("planning", error))??))
 }
 
 /// Publishes a checkpoint: all stages, here and now.
@@ -133,12 +141,13 @@ pub async fn publish(
     progress: &Arc<dyn Progress>,
 ) -> Result<Published> {
     let checkpoint = accept::accept(request, budget).await?;
-    let plan = Arc::new(plan::plan(checkpoint, &request.policy, budget.memory)?);
+    let plan = plan_apart(checkpoint, request, budget).await?;
     tracing::info!(
         model = %request.model,
         step = request.step,
         tensors = plan.tensors.len(),
         dropped = plan.dropped.len(),
+        artifacts = plan.artifacts.len(),
         chunks = plan.pieces.len(),
         bytes = plan.source_bytes(),
         "planned"

@@ -212,7 +212,7 @@ mod tests {
     }
 
     fn wanted(rule: &str) -> Wanted {
-        match policy(rule).unwrap().treat(&"a".parse().unwrap()).unwrap() {
+        match policy(rule).unwrap().treat(&"a".parse().unwrap()).unwrap().1 {
             Treatment::Publish { wanted, .. } => wanted,
             Treatment::Drop => panic!("{rule}"),
         }

@@ -3,6 +3,8 @@
 //! A person writes it by hand, so an unknown field is an error. The digest that goes into snapshot manifests
 //! covers the parsed *rules* alone: moving a gate's bound or a channel's name makes no other snapshot.
 
+use std::collections::BTreeSet;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -13,10 +15,14 @@ use crate::ids::RulesDigest;
 use crate::limits;
 use crate::names::{ChannelName, TensorName};
 
+mod artifacts;
 mod encode;
+mod keep_rows;
 mod rule;
 
+pub use artifacts::{Artifacts, ArtifactsFile};
 pub use encode::{CastDtype, EncodeFile, EncodeTable, OddWidth, Wanted};
+pub use keep_rows::{INDEX_REMAPPING, KeepRows, KeepRowsFile, KeepRowsTensor};
 use rule::{CanonicalRule, Rule, substitute};
 pub use rule::{RuleFile, Treatment};
 
@@ -44,6 +50,9 @@ pub struct PolicyFile {
     /// In order; the first match wins; what matches no rule is kept as it is.
     #[serde(default, rename = "rule")]
     pub rules: Vec<RuleFile>,
+    /// Which files beside the checkpoint are published with it.
+    #[serde(default, skip_serializing_if = "ArtifactsFile::is_empty")]
+    pub artifacts: ArtifactsFile,
     /// What has to hold before a channel moves.
     #[serde(default)]
     pub gates: Gates,
@@ -136,6 +145,10 @@ pub struct Retention {
 #[derive(Debug, Clone)]
 pub struct Policy {
     rules: Vec<Rule>,
+    /// Whether a person wrote the rules, and so wants to hear of those that match nothing.
+    written_by_hand: bool,
+    /// Which files beside the checkpoint are published with it.
+    pub artifacts: Artifacts,
     /// What has to hold before a channel moves.
     pub gates: Gates,
     /// Which channel a publish moves, and when.
@@ -188,26 +201,36 @@ impl Policy {
                 ));
             }
         }
-        Ok(Self { rules, gates: file.gates, channel: file.channel, retention: file.retention })
+        Ok(Self {
+            rules,
+            written_by_hand: true,
+            artifacts: Artifacts::check(file.artifacts)?,
+            gates: file.gates,
+            channel: file.channel,
+            retention: file.retention,
+        })
     }
 
-    /// What the first matching rule says about the tensor `name`. Without a match it is kept as it is.
+    /// What the first matching rule says about the tensor `name`, and which rule that is, counted from 0. Without a
+    /// match it is kept as it is.
     ///
     /// # Errors
-    /// [`DocumentError::UnsafeTensorName`] where a rename makes a name that tensors may not have.
-    pub fn treat(&self, name: &TensorName) -> Result<Treatment, DocumentError> {
-        let Some((_, rule, captures)) = self.matching(name) else {
-            return Ok(Treatment::Publish { name: name.clone(), wanted: Wanted::plain(Encoding::Keep) });
+    /// [`DocumentError::UnsafeTensorName`] where a rule makes a name that tensors may not have.
+    pub fn treat(&self, name: &TensorName) -> Result<(Option<usize>, Treatment), DocumentError> {
+        let Some((at, rule, captures)) = self.matching(name) else {
+            let wanted = Wanted::plain(Encoding::Keep);
+            return Ok((None, Treatment::Publish { name: name.clone(), wanted, keep_rows: None }));
         };
-        let CanonicalRule { drop, wanted, rename, .. } = &rule.written;
+        let CanonicalRule { drop, wanted, rename, keep_rows, .. } = &rule.written;
         if *drop {
-            return Ok(Treatment::Drop);
+            return Ok((Some(at), Treatment::Drop));
         }
         let name = match rename {
             Some(template) => substitute(template, &captures).parse()?,
             None => name.clone(),
         };
-        Ok(Treatment::Publish { name, wanted: *wanted })
+        let keep_rows = keep_rows.as_ref().map(|rows| rows.resolve(&captures)).transpose()?;
+        Ok((Some(at), Treatment::Publish { name, wanted: *wanted, keep_rows }))
     }
 
     /// The rule that the tensor `name` falls under, for people: its number and its pattern.
@@ -223,11 +246,25 @@ impl Policy {
         rules.find_map(|(index, rule)| Some((index, rule, rule.pattern.captures(name.as_str())?)))
     }
 
-    /// The digest of the rules, whatever way they were written.
+    /// The rules (their number from 1 on, and their pattern) that are not in `used`, which counts from 0. None of the
+    /// default policy, which speaks of what a checkpoint may hold.
+    pub fn unused_rules(&self, used: &BTreeSet<usize>) -> impl Iterator<Item = (usize, &str)> {
+        let rules =
+            self.rules.iter().enumerate().filter(|(at, _)| self.written_by_hand && !used.contains(at));
+        rules.map(|(at, rule)| (at + 1, rule.written.pattern.as_str()))
+    }
+
+    /// The digest of the rules, whatever way they were written; and of the patterns of artifacts, where there are any.
     #[must_use]
     pub fn rules_digest(&self) -> RulesDigest {
-        let written: Vec<_> = self.rules.iter().map(|rule| &rule.written).collect();
-        RulesDigest::of(&canonical::bytes(&written))
+        let rules: Vec<_> = self.rules.iter().map(|rule| &rule.written).collect();
+        if self.artifacts.is_empty() {
+            return RulesDigest::of(&canonical::bytes(&rules));
+        }
+        let mut object = canonical::Object::default();
+        object.field("artifacts", &self.artifacts.written);
+        object.array("rules", &rules);
+        RulesDigest::of(&object.finish())
     }
 }
 
@@ -240,7 +277,8 @@ impl Default for Policy {
     /// The policy in [`DEFAULT_POLICY`].
     #[expect(clippy::expect_used, reason = "the text is a constant, and a test parses it")]
     fn default() -> Self {
-        Self::parse(DEFAULT_POLICY).expect("the default policy parses")
+        let policy = Self::parse(DEFAULT_POLICY).expect("the default policy parses");
+        Self { written_by_hand: false, ..policy }
     }
 }
 
@@ -253,11 +291,11 @@ mod tests {
     }
 
     fn treat(policy: &Policy, name: &str) -> Treatment {
-        policy.treat(&name.parse().unwrap()).unwrap()
+        policy.treat(&name.parse().unwrap()).unwrap().1
     }
 
     fn published(name: &str, encoding: Encoding) -> Treatment {
-        Treatment::Publish { name: name.parse().unwrap(), wanted: Wanted::plain(encoding) }
+        Treatment::Publish { name: name.parse().unwrap(), wanted: Wanted::plain(encoding), keep_rows: None }
     }
 
     #[test]
@@ -302,6 +340,61 @@ mod tests {
     }
 
     #[test]
+    fn captures_are_put_together_in_any_order_and_number() {
+        let renamed = |pattern: &str, template: &str, name: &str| {
+            let policy = policy(&format!("[[rule]]\nmatch = '{pattern}'\nrename = '{template}'")).unwrap();
+            let Treatment::Publish { name, .. } = treat(&policy, name) else { panic!("dropped") };
+            name.to_string()
+        };
+        assert_eq!(renamed("*.*.weight", "$2/$1.$2", "a.b.weight"), "b/a.b");
+        assert_eq!(renamed("model.**.bags.*.weight", "$1:$2", "model.x.y.bags.t.weight"), "x.y:t");
+        assert_eq!(renamed("**.weight", "w$1", "weight"), "w", "what matched nothing is empty");
+        assert_eq!(renamed("a.*", "$10", "a.x"), "x0", "one digit");
+        assert_eq!(renamed("a.*", "plain", "a.x"), "plain");
+        let nine = ["*"; 9].join(".");
+        assert_eq!(renamed(&nine, "$9$8$7$6$5$4$3$2$1", "1.2.3.4.5.6.7.8.9"), "987654321");
+    }
+
+    #[test]
+    fn rows_to_keep_are_named_by_file_or_tensor() {
+        let kept = |rule: &str, name: &str| {
+            let rule = format!("[[rule]]\nmatch = 'bags.*.*'\nkeep_rows = {rule}");
+            let Treatment::Publish { keep_rows, .. } = treat(&policy(&rule).unwrap(), name) else {
+                panic!("dropped")
+            };
+            keep_rows.unwrap()
+        };
+        assert_eq!(kept("'pruned/$2-$1.ids'", "bags.a.b"), KeepRows::File("pruned/b-a.ids".into()));
+        let tensor = kept("{ tensor = 'prune.$1.kept' }", "bags.a.b");
+        assert_eq!(tensor, KeepRows::Tensor("prune.a.kept".parse().unwrap()));
+    }
+
+    #[test]
+    fn the_digest_of_rules_that_say_nothing_new_is_what_it_was() {
+        let plain = policy("[[rule]]\nmatch = 'a'").unwrap();
+        let written = canonical::bytes(&plain.rules[0].written);
+        assert!(
+            !String::from_utf8(written).unwrap().contains("keep_rows"),
+            "else every snapshot gets another id"
+        );
+        let digest = |text: &str| policy(text).unwrap().rules_digest();
+        let rule = "rule = [{ match = 'a', encode = 'int8' }]";
+        assert_eq!(digest(rule), digest(&format!("{rule}\n[artifacts]\ninclude = []")));
+        let one = digest(&format!("{rule}\n[artifacts]\ninclude = ['a', 'b']"));
+        assert_eq!(one, digest(&format!("{rule}\n[artifacts]\ninclude = ['b', 'a', 'b']")));
+        assert_ne!(one, digest(rule));
+        assert_ne!(one, digest(&format!("{rule}\n[artifacts]\ninclude = ['a', 'b']\nexclude = ['c']")));
+        assert_ne!(digest(rule), digest("rule = [{ match = 'a', encode = 'int8', keep_rows = 'a.ids' }]"));
+    }
+
+    #[test]
+    fn rules_that_match_nothing_are_told_unless_nobody_wrote_them() {
+        let policy = policy("rule = [{ match = 'a', drop = true }, { match = 'b', drop = true }]").unwrap();
+        assert_eq!(policy.unused_rules(&BTreeSet::from([0])).collect::<Vec<_>>(), [(2, "b")]);
+        assert_eq!(Policy::default().unused_rules(&BTreeSet::new()).count(), 0);
+    }
+
+    #[test]
     fn the_digest_covers_meaning_not_spelling() {
         let digest = |text: &str| policy(text).unwrap().rules_digest();
         let long = "[[rule]]\nmatch = \"a\"\nencode = { encoding = \"int8_sbf32\", layout = \"trailing\" }";
@@ -318,6 +411,12 @@ mod tests {
             ("[[rule]]\nmatch = 'a'\ndrop = true\nencode = 'f16'", "drop"),
             ("[[rule]]\nmatch = 'a.*'\nrename = '$2'", "rename"),
             ("[[rule]]\nmatch = 'a.*'\nrename = '$'", "rename"),
+            ("[[rule]]\nmatch = 'a'\ndrop = true\nkeep_rows = 'x'", "drop"),
+            ("[[rule]]\nmatch = 'a'\nkeep_rows = '$1.ids'", "keep_rows"),
+            ("[[rule]]\nmatch = 'a'\nkeep_rows = 1", "a file's path"),
+            ("[[rule]]\nmatch = 'a'\nkeep_rows = { file = 'x' }", "unknown field"),
+            ("[artifacts]\nexclude = ['x']", "artifacts.include"),
+            ("[artifacts]\ninclude = ['']", "artifacts.include"),
             ("[gates]\nmax_rms_error = -1.0", "max_rms_error"),
             ("[gates]\nmax_rms_error = nan", "max_rms_error"),
             ("[channel]\nname = '../prod'", "channel"),

@@ -5,12 +5,13 @@ use serde::{Deserialize, Serialize};
 
 use super::DOCUMENT;
 use super::encode::{CastDtype, EncodeFile, Wanted};
+use super::keep_rows::{KeepRows, KeepRowsFile};
 use crate::error::DocumentError;
 use crate::limits;
 use crate::names::TensorName;
-use crate::pattern::Pattern;
+use crate::pattern::{DOT, Pattern};
 
-/// One rule as a person writes it: a pattern, and either `drop`, or `encode` (or `dtype`) and `rename`.
+/// One rule as a person writes it: a pattern, and either `drop`, or `encode` (or `dtype`), `rename` and `keep_rows`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RuleFile {
@@ -26,9 +27,13 @@ pub struct RuleFile {
     /// The element type to cast it to: another word for the encoding of that name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<CastDtype>,
-    /// Its name in the snapshot; `$1` is what the first wildcard matched.
+    /// Its name in the snapshot; `$1` to `$9` are what the wildcards matched, in order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rename: Option<String>,
+    /// Which rows of the table are kept; absent: all. Beside the table stands `NAME.index_remapping`, which says for
+    /// every row of the source its new number, or -1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_rows: Option<KeepRowsFile>,
 }
 
 #[derive(Debug, Clone)]
@@ -46,6 +51,9 @@ pub(super) struct CanonicalRule {
     #[serde(flatten)]
     pub(super) wanted: Wanted,
     pub(super) rename: Option<String>,
+    // Left out where absent: rules without it keep the digest that they had before there was such a field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) keep_rows: Option<KeepRowsFile>,
 }
 
 /// What a policy says about one tensor.
@@ -59,37 +67,42 @@ pub enum Treatment {
         name: TensorName,
         /// Stored like this.
         wanted: Wanted,
+        /// With these rows alone; `None`: with all.
+        keep_rows: Option<KeepRows>,
     },
 }
 
 impl Rule {
     pub(super) fn check(rule: RuleFile) -> Result<Self, DocumentError> {
-        let RuleFile { pattern: text, drop, encode, dtype, rename } = rule;
-        let pattern = Pattern::parse(&text)?;
-        if drop && (encode.is_some() || dtype.is_some() || rename.is_some()) {
-            let why = "drop stands alone, without encode, dtype and rename";
+        let RuleFile { pattern: text, drop, encode, dtype, rename, keep_rows } = rule;
+        let pattern = Pattern::parse(&text, DOT)?;
+        if drop && (encode.is_some() || dtype.is_some() || rename.is_some() || keep_rows.is_some()) {
+            let why = "drop stands alone, without encode, dtype, rename and keep_rows";
             return Err(DocumentError::malformed(DOCUMENT, why));
         }
         let wanted = Wanted::of(encode, dtype)?;
         if let Some(template) = &rename {
-            check_template(template, pattern.wildcards())?;
+            check_template("rename", template, pattern.wildcards())?;
         }
-        Ok(Self { pattern, written: CanonicalRule { pattern: text, drop, wanted, rename } })
+        if let Some(keep_rows) = &keep_rows {
+            check_template("keep_rows", keep_rows.template(), pattern.wildcards())?;
+        }
+        Ok(Self { pattern, written: CanonicalRule { pattern: text, drop, wanted, rename, keep_rows } })
     }
 }
 
 /// Every `$` in a replacement is followed by the number of a wildcard of the pattern.
-fn check_template(template: &str, wildcards: usize) -> Result<(), DocumentError> {
+fn check_template(field: &str, template: &str, wildcards: usize) -> Result<(), DocumentError> {
     if template.len() > limits::PATTERN_BYTES {
-        let why = format!("rename has at most {} bytes", limits::PATTERN_BYTES);
+        let why = format!("{field} has at most {} bytes", limits::PATTERN_BYTES);
         return Err(DocumentError::malformed(DOCUMENT, why));
     }
     for behind in template.split('$').skip(1) {
         let digit = behind.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0);
         if digit == 0 || digit as usize > wildcards {
             let why = match wildcards {
-                0 => "rename: '$' stands for a wildcard, and match has none".to_owned(),
-                _ => format!("rename: '$' is followed by a wildcard's number; match has {wildcards}"),
+                0 => format!("{field}: '$' stands for a wildcard, and match has none"),
+                _ => format!("{field}: '$' is followed by a wildcard's number; match has {wildcards}"),
             };
             return Err(DocumentError::malformed(DOCUMENT, why));
         }
@@ -97,6 +110,7 @@ fn check_template(template: &str, wildcards: usize) -> Result<(), DocumentError>
     Ok(())
 }
 
+/// `template` with every `$1` to `$9` replaced by what that wildcard matched.
 pub(super) fn substitute(template: &str, captures: &[&str]) -> String {
     let mut parts = template.split('$');
     let mut name = parts.next().unwrap_or_default().to_owned();

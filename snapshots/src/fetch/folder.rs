@@ -2,6 +2,7 @@
 //!
 //! Whatever else lies in it (left-overs, files of other programs, links, pipes) is neither followed nor waited for.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags, flock, renameat_with, statvfs};
 
 use weighbridge_schemas::ids::SnapshotId;
-use weighbridge_schemas::snapshot::SnapshotManifest;
+use weighbridge_schemas::snapshot::{MANIFEST_FILE, SnapshotManifest};
 
 use crate::error::{Class, Result, StoreError};
 
@@ -131,7 +132,7 @@ impl Folder {
         Err(StoreError::new(Class::DiskFull, self.path.display(), why))
     }
 
-    /// Turns a complete staging folder into a version: exactly the manifest's files, synced to disk.
+    /// Turns a complete staging folder into a version: exactly the manifest's files and their folders, synced to disk.
     pub(super) fn materialise(
         &self,
         staging: &Path,
@@ -140,21 +141,10 @@ impl Folder {
     ) -> Result<()> {
         let version = self.version(id);
         let materialise = || {
-            let described = staging.join("snapshot.json");
+            let described = staging.join(MANIFEST_FILE);
             remove(&described)?;
             File::create_new(&described)?.write_all(&manifest.to_bytes())?;
-            for entry in fs::read_dir(staging)? {
-                let entry = entry?;
-                let ours = entry.path() == described
-                    || manifest.files.iter().any(|file| entry.file_name() == file.name.as_str());
-                if ours {
-                    // Files of a fetch that was killed may not have reached the disk: all are synced.
-                    open_regular(&entry.path(), File::options().read(true))?.sync_all()?;
-                } else {
-                    remove(&entry.path())?;
-                }
-            }
-            File::open(staging)?.sync_all()?;
+            keep_only(staging, &Wanted::of(manifest), "")?;
             swap_in(staging, &version)?;
             sync_parent(&version)
         };
@@ -189,6 +179,48 @@ impl Folder {
     }
 }
 
+/// The files and folders that a version consists of, by their paths in it.
+struct Wanted<'m> {
+    files: BTreeSet<&'m str>,
+    folders: BTreeSet<&'m str>,
+}
+
+impl<'m> Wanted<'m> {
+    fn of(manifest: &'m SnapshotManifest) -> Self {
+        let names = || manifest.files.iter().map(|file| file.name.as_str());
+        Self {
+            files: names().chain([MANIFEST_FILE]).collect(),
+            folders: names().flat_map(folders_of).collect(),
+        }
+    }
+}
+
+/// Removes everything from `folder` that is not wanted in it, and syncs the rest to disk. `prefix` is the folder's path
+/// in the version, with a `/` behind it. Only folders that are wanted are gone into, which bounds the depth.
+fn keep_only(folder: &Path, wanted: &Wanted<'_>, prefix: &str) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        let name = entry.file_name().to_str().map(|name| format!("{prefix}{name}"));
+        match name {
+            Some(name) if wanted.files.contains(name.as_str()) => {
+                // Files of a fetch that was killed may not have reached the disk: all are synced.
+                open_regular(&path, File::options().read(true))?.sync_all()?;
+            }
+            Some(name) if wanted.folders.contains(name.as_str()) && entry.file_type()?.is_dir() => {
+                keep_only(&path, wanted, &format!("{name}/"))?;
+            }
+            _ => remove(&path)?,
+        }
+    }
+    File::open(folder)?.sync_all()
+}
+
+/// The folders that a file of this path lies in, the outermost first.
+pub(super) fn folders_of(name: &str) -> impl Iterator<Item = &str> {
+    name.match_indices('/').filter_map(|(at, _)| name.get(..at))
+}
+
 /// Renames `staging` to `version`. Where a damaged version of the same snapshot is, the two change places in one step,
 /// so that `current` never points at nothing.
 fn swap_in(staging: &Path, version: &Path) -> io::Result<()> {
@@ -218,7 +250,7 @@ pub(super) fn open_regular(path: &Path, options: &mut fs::OpenOptions) -> io::Re
 }
 
 /// Makes a folder; whatever else is there by that name makes way.
-fn make_folder(path: &Path) -> io::Result<()> {
+pub(super) fn make_folder(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
         return Ok(());
     }
@@ -261,6 +293,34 @@ mod tests {
         fs::remove_dir_all(&version).unwrap();
         swap_in(&staging, &version).unwrap();
         assert!(!staging.try_exists().unwrap() && version.is_dir());
+    }
+
+    #[test]
+    fn a_version_holds_the_manifests_files_and_folders_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("theirs"), "x").unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir_all(at("a/b")).unwrap();
+        fs::create_dir_all(at("left/over")).unwrap();
+        for name in ["a/b/c", "a/b/other", "a/stray", "stray", MANIFEST_FILE] {
+            fs::write(at(name), name).unwrap();
+        }
+        symlink(outside.path(), at("linked")).unwrap();
+        let wanted = Wanted {
+            files: BTreeSet::from(["a/b/c", "linked/theirs", MANIFEST_FILE]),
+            folders: BTreeSet::from(["a", "a/b", "linked"]),
+        };
+        keep_only(folder.path(), &wanted, "").unwrap();
+        let names = |path: &Path| {
+            let entries = fs::read_dir(path).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.collect::<BTreeSet<_>>()
+        };
+        assert_eq!(names(folder.path()), BTreeSet::from(["a".into(), MANIFEST_FILE.into()]));
+        assert_eq!(names(&at("a")), BTreeSet::from(["b".into()]));
+        assert_eq!(names(&at("a/b")), BTreeSet::from(["c".into()]));
+        assert!(outside.path().join("theirs").is_file(), "a link is removed, not followed");
     }
 
     #[test]

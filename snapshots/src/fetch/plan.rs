@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use weighbridge_schemas::ids::SnapshotId;
-use weighbridge_schemas::snapshot::{Chunk, SnapshotManifest};
+use weighbridge_schemas::snapshot::{Chunk, MANIFEST_FILE, SnapshotFile, SnapshotManifest};
 
-use super::folder::{open_regular, remove};
+use super::folder::{folders_of, make_folder, open_regular, remove};
 use super::{Folder, Progress};
 use crate::chunk::is_chunk;
 use crate::error::{Class, Result, StoreError};
@@ -32,16 +32,20 @@ pub(super) async fn is_complete(
     if !version.is_dir() {
         return Ok(false);
     }
-    let manifest_is_right = described(&version.join("snapshot.json"), manifest).unwrap_or(false);
-    let sizes_are_right = manifest
-        .files
-        .iter()
-        .all(|file| std::fs::metadata(version.join(&file.name)).is_ok_and(|found| found.len() == file.size));
+    let manifest_is_right = described(&version.join(MANIFEST_FILE), manifest).unwrap_or(false);
+    let sizes_are_right = manifest.files.iter().all(|file| has_its_place(&version, file));
     if manifest_is_right && sizes_are_right && missing_in(&version, manifest, progress).await?.is_empty() {
         return Ok(true);
     }
     tracing::warn!(version = %version.display(), "the fetched version is damaged; fetching it again");
     Ok(false)
+}
+
+/// Whether a regular file of the right size is there, in folders that are none of them links.
+fn has_its_place(version: &Path, file: &SnapshotFile) -> bool {
+    let found = |name: &str| std::fs::symlink_metadata(version.join(name));
+    folders_of(&file.name).all(|folder| found(folder).is_ok_and(|folder| folder.is_dir()))
+        && found(&file.name).is_ok_and(|found| found.is_file() && found.len() == file.size)
 }
 
 /// The pieces that the staging folder does not hold yet. Its files have their full sizes afterwards.
@@ -50,6 +54,11 @@ pub(super) async fn missing(
     manifest: &SnapshotManifest,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
+    // Before anything is looked at: what lies behind a link in a folder's place is not ours.
+    for folder in manifest.files.iter().flat_map(|file| folders_of(&file.name)) {
+        let path = staging.join(folder);
+        make_folder(&path).map_err(|error| StoreError::io(path.display(), &error))?;
+    }
     let missing = missing_in(staging, manifest, progress).await?;
     for file in &manifest.files {
         let path = staging.join(&file.name);
