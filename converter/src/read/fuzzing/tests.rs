@@ -53,7 +53,9 @@ impl Random {
                 0 => bytes.truncate(at),
                 1 => drop(bytes.drain(at..end)),
                 2 => drop(bytes.splice(at..at, bytes[at..end].to_vec())),
-                3 => drop(bytes.splice(at..end.min(at + 4), TELLING[self.below(TELLING.len())].iter().copied())),
+                3 => drop(
+                    bytes.splice(at..end.min(at + 4), TELLING[self.below(TELLING.len())].iter().copied()),
+                ),
                 4 => bytes[at..end].iter_mut().for_each(|byte| *byte = byte.wrapping_add(1)),
                 _ => bytes.iter_mut().skip(at).take(1).for_each(|byte| *byte = self.next().to_be_bytes()[0]),
             }
