@@ -35,7 +35,7 @@ use crate::error::{Class, ReadError, Result};
 use crate::shape::tiling;
 use crate::source::{Source, SourceFile};
 
-mod metadata;
+pub(super) mod metadata;
 
 /// The file that says where everything lies.
 const METADATA: &str = ".metadata";

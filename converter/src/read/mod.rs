@@ -12,6 +12,8 @@ use crate::source::{Location, Source};
 mod archive;
 pub mod dcp;
 pub mod detect;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod flatten;
 mod header;
 mod index;

@@ -118,7 +118,7 @@ fn agree(narrow: [u64; 3], wide: [u64; 3]) -> Result<()> {
 /// An archive's entries, by name.
 #[derive(Debug)]
 pub(super) struct Directory<'d> {
-    by_name: HashMap<&'d str, Entry<'d>>,
+    pub(super) by_name: HashMap<&'d str, Entry<'d>>,
     /// Whether the archive records checksums. `torch.serialization.set_crc32_options(False)` leaves all of them 0.
     pub(super) has_checksums: bool,
 }

@@ -16,9 +16,9 @@ const ATTRIBUTES: usize = 64;
 
 /// What `.metadata`, or all that ranks have of it, says.
 #[derive(Default)]
-pub(super) struct Listing<'a> {
+pub(in crate::read) struct Listing<'a> {
     /// The tensors, sorted by name.
-    pub(super) entries: Vec<Entry<'a>>,
+    pub(in crate::read) entries: Vec<Entry<'a>>,
     /// The tensors of types that cannot be read.
     pub(super) unreadable: Vec<(&'a str, ReadError)>,
     /// The names of what are no tensors, in the order of writing.
@@ -36,17 +36,17 @@ pub(super) struct Items<'a> {
 }
 
 /// A tensor.
-pub(super) struct Entry<'a> {
-    pub(super) name: &'a str,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
-    pub(super) chunks: Vec<Chunk>,
+pub(in crate::read) struct Entry<'a> {
+    pub(in crate::read) name: &'a str,
+    pub(in crate::read) dtype: Dtype,
+    pub(in crate::read) shape: Vec<u64>,
+    pub(in crate::read) chunks: Vec<Chunk>,
 }
 
 /// The part of a tensor that lies in one item.
-pub(super) struct Chunk {
-    pub(super) offsets: Vec<u64>,
-    pub(super) sizes: Vec<u64>,
+pub(in crate::read) struct Chunk {
+    pub(in crate::read) offsets: Vec<u64>,
+    pub(in crate::read) sizes: Vec<u64>,
 }
 
 /// What items are looked up by: the tensor's name and the chunk's offsets.
@@ -73,7 +73,7 @@ pub(super) enum Transform<'a> {
 
 impl<'a> Listing<'a> {
     /// What one file of metadata says.
-    pub(super) fn of(pickle: &Pickle<'a>) -> Result<Self> {
+    pub(in crate::read) fn of(pickle: &Pickle<'a>) -> Result<Self> {
         let metadata = Fields::of(pickle, pickle.root(), Global::Metadata)?;
         let items = Items::of(pickle, metadata.dict("storage_data")?)?;
         let mut listing = Self { items, ..Self::default() };
@@ -231,7 +231,8 @@ fn dtype_of(pickle: &Pickle<'_>, properties: Value<'_>) -> Result<Dtype> {
     let Some(Value::Tuple(state)) = made.map(|made| made.state) else {
         return Err(unsupported("its properties are of an unknown kind"));
     };
-    let &[dtype, layout, _, _, _] = pickle.tuple(state) else {
+    // torch 2.15 adds the tensor's strides, which its items have anyway.
+    let (&[dtype, layout, _, _, _] | &[dtype, layout, _, _, _, _]) = pickle.tuple(state) else {
         return Err(unsupported("its properties are of an unknown kind"));
     };
     let layout = pickle.made(layout, Global::GetLayout).map(|made| pickle.tuple(made.arguments));

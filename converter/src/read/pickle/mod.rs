@@ -129,6 +129,14 @@ impl<'a> Pickle<'a> {
         let Value::Object(object) = value else { return None };
         self.objects.get(object.0).copied().filter(|made| made.by == by)
     }
+
+    /// How many values it holds, in all tables.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(in crate::read) fn values(&self) -> usize {
+        let in_lists: usize = self.lists.iter().map(|list| 1 + list.len()).sum();
+        let in_dicts: usize = self.dicts.iter().map(|dict| 1 + 2 * dict.len()).sum();
+        self.tuples.len() + in_lists + in_dicts + self.objects.len()
+    }
 }
 
 /// Reads the pickle that `input` is, all of it, in a place where only some globals may stand.

@@ -1,0 +1,6 @@
+//! Fuzzes `weighbridge_converter::read::fuzzing::documents::channel_entry`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| weighbridge_converter::read::fuzzing::documents::channel_entry(
+    input
+));
