@@ -77,6 +77,10 @@ fn bad(shown: &str, why: impl std::fmt::Display) -> Failure {
     Failure::usage(format!("checkpoint {shown}: it {why}"))
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a store's variables are read where its builder reads the others"
+)]
 fn store(url: &Url) -> object_store::Result<Arc<dyn ObjectStore>> {
     install_cryptography();
     // The reader tries again by itself, and bounds how long a store may be silent: a whole request may take longer.

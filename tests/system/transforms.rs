@@ -51,7 +51,7 @@ fn integers(tensor: &Fetched) -> Vec<i32> {
 
 /// That `pruned` holds the rows `kept` (ascending) of `whole`, bit for bit, and that `remapping` says so.
 fn check_pruned(whole: &Fetched, pruned: &Fetched, remapping: &Fetched, kept: &[usize]) {
-    let row_bytes = whole.bytes.len() / whole.shape[0] as usize;
+    let row_bytes = whole.bytes.len() / usize::try_from(whole.shape[0]).unwrap();
     let rows: Vec<_> = whole.bytes.chunks(row_bytes).collect();
     let expected: Vec<u8> = kept.iter().flat_map(|&row| rows[row].to_vec()).collect();
     assert!(pruned.bytes == expected, "the rows that are kept, in order");

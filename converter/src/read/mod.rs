@@ -12,9 +12,9 @@ use crate::source::{Location, Source};
 mod archive;
 pub mod dcp;
 pub mod detect;
+mod flatten;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-mod flatten;
 mod header;
 mod index;
 mod json;

@@ -38,7 +38,7 @@ pub fn policy(input: &[u8]) {
     for name in NAMES.into_iter().chain(quoted).filter_map(|name| name.parse::<TensorName>().ok()) {
         let treatment = policy.treat(&name);
         assert_eq!(treatment, again.treat(&name));
-        if let Ok(Treatment::Publish { name, .. }) = treatment {
+        if let Ok((_, Treatment::Publish { name, .. })) = treatment {
             assert!(name.as_str().parse::<TensorName>().is_ok(), "{name:?}");
         }
     }

@@ -1,5 +1,12 @@
 //! Lists good and bad; reading kept rows against the naive way; remappings.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "the numbers of these tests are small"
+)]
+
 use std::path::Path;
 
 use proptest::prelude::*;

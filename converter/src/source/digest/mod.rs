@@ -8,6 +8,7 @@
 //!
 //! All that is kept on the way is bounded by [`limits::DIGEST_BYTES`] for all files and records together.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -134,14 +135,12 @@ impl FileDigests {
         if range.is_empty() || records.checked.contains(&record) {
             return Vec::new();
         }
-        if !records.open.contains_key(&record) {
-            if !self.budget.take(RECORD_BYTES, must) {
-                return Vec::new();
-            }
-            records.open.insert(record, crc::Runs::default());
-        }
-        let runs = records.open.get_mut(&record);
-        runs.map(|runs| runs.claim(range, &self.budget, must)).unwrap_or_default()
+        let runs = match records.open.entry(record) {
+            Entry::Occupied(open) => open.into_mut(),
+            Entry::Vacant(_) if !self.budget.take(RECORD_BYTES, must) => return Vec::new(),
+            Entry::Vacant(place) => place.insert(crc::Runs::default()),
+        };
+        runs.claim(range, &self.budget, must)
     }
 
     fn add(&self, record: Record, run: Range<u64>, crc: u32) -> Result<()> {
