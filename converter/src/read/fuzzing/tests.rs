@@ -100,6 +100,6 @@ macro_rules! replays {
 }
 
 replays! {
-    header index pickle_metadata pickle_tensors zip dcp_metadata
+    header index pickle_metadata pickle_tensors zip torch_save dcp_metadata
     policy checkpoint_manifest snapshot_manifest channel_entry report
 }
