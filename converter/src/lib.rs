@@ -6,7 +6,7 @@
 //!
 //! | room | holds |
 //! |---|---|
-//! | [`source`] | positioned reads of one checkpoint's files: in folders, with links that stay inside, and in object stores |
+//! | [`source`] | positioned reads of one checkpoint's files, in folders and in object stores, with their digests |
 //! | [`checkpoint`] | what every format's reader produces: logical tensors and where their slices lie |
 //! | [`read`] | one reader a format; `detect` finds out which |
 //! | [`shape`] | which tensors go where, slices checked and put together |

@@ -2,12 +2,14 @@
 //!
 //! | URL | store | variables |
 //! |---|---|---|
-//! | `s3://BUCKET/KEY` | Amazon S3, and what speaks like it | `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL` or `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, `AWS_SKIP_SIGNATURE`, ... |
+//! | `s3://BUCKET/KEY` | Amazon S3, and what speaks like it | `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ... |
 //! | `gs://BUCKET/KEY` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_APPLICATION_CREDENTIALS`, ... |
 //! | `az://CONTAINER/KEY` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, ... |
 //! | `file:///PATH` | this machine | none |
 //!
-//! `object_store` documents all variables at its builders. Credentials come from the environment alone, never from a
+//! For S3 these are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
+//! `AWS_ENDPOINT_URL` or `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, `AWS_SKIP_SIGNATURE`. `object_store` documents all variables
+//! at its builders. Credentials come from the environment alone, never from a
 //! URL, which ends up in logs. Certificates are judged by the system's own store of roots.
 
 use std::path::PathBuf;

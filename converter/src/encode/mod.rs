@@ -314,8 +314,11 @@ mod tests {
         #[test]
         fn a_padded_row_is_the_row_with_zeros_and_is_measured_without_them((width, values) in any_rows()) {
             let rows = bytes(&values);
-            for form in forms().filter(|form| !width.is_multiple_of(usize::try_from(form.encoding.width_multiple()).unwrap())) {
+            for form in forms() {
                 let wide = width.next_multiple_of(usize::try_from(form.encoding.width_multiple()).unwrap());
+                if wide == width {
+                    continue;
+                }
                 let padded = Form { stored_width: Some(wide as u64), ..form };
                 let (encoded, statistics) = encode_as(padded, Dtype::F32, width, &rows);
                 let mut zeros = Vec::new();

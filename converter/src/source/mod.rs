@@ -2,8 +2,8 @@
 //!
 //! A [`Source`] is a folder of this machine or a prefix in an object store, or one file of it. It hands out
 //! [`SourceFile`]s by relative name and pins every file's identity at first sight, so that a checkpoint which changes
-//! while it is read is an error and never a mixture. Readers do not learn which of the two it is. Sizes and digests that
-//! are declared for its files ([`Source::declare`]) are checked against the bytes as they are read.
+//! while it is read is an error and never a mixture. Readers do not learn which of the two it is. Sizes and digests
+//! that are declared for its files ([`Source::declare`]) are checked against the bytes as they are read.
 //!
 //! | room | holds |
 //! |---|---|

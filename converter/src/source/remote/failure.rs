@@ -2,8 +2,8 @@
 //!
 //! Only what is known to pass is tried again: no connection, a timeout, a broken body, and the statuses 408, 429 and
 //! 5xx. `object_store` names some statuses by variants of its error; of all others only the text tells the number. The
-//! text of a failure may hold URLs with signatures, so queries are cut off, and of an answer's XML only the code and the
-//! message are shown.
+//! text of a failure may hold URLs with signatures, so queries are cut off, and of an answer's XML only the code and
+//! the message are shown.
 
 use std::error::Error as StdError;
 use std::io;
