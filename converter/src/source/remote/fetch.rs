@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
+use object_store::{GetOptions, GetRange, GetResult, ListResult, ObjectMeta, ObjectStore};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
@@ -31,6 +32,8 @@ pub(super) const BACKOFF: Duration = Duration::from_millis(100);
 const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
 /// How long a store may stay silent.
 const SILENCE: Duration = Duration::from_secs(30);
+/// How long a listing of one folder may take, in all its pages.
+const LISTING: Duration = Duration::from_secs(120);
 /// How many bytes make a try worth another one.
 const PROGRESS_BYTES: usize = 64 << 10;
 
@@ -84,6 +87,30 @@ impl Fetcher {
 
     pub(super) fn store(&self) -> &dyn ObjectStore {
         &*self.store
+    }
+
+    /// The next of a listing's answers; `None` at its end.
+    pub(super) async fn next<T>(
+        listing: &mut BoxStream<'_, object_store::Result<T>>,
+    ) -> Result<Option<T>, Failure> {
+        match timeout(SILENCE, listing.next()).await {
+            Ok(next) => next.transpose().map_err(|error| Failure::of(&error, false)),
+            Err(_) => Err(silent()),
+        }
+    }
+
+    /// What lies directly below `prefix`, and the folders below it.
+    pub(super) async fn list_folder(&self, prefix: &Path) -> Result<ListResult, Failure> {
+        let mut tries = Tries::new(self.backoff);
+        loop {
+            let listing = self.store.list_with_delimiter(Some(prefix));
+            let failure = match timeout(LISTING, listing).await {
+                Ok(Ok(found)) => return Ok(found),
+                Ok(Err(error)) => Failure::of(&error, false),
+                Err(_) => Failure::Transient(format!("the listing took over {} s", LISTING.as_secs()), 0),
+            };
+            tries.after(failure).await?;
+        }
     }
 
     pub(super) fn backoff(&self) -> Duration {

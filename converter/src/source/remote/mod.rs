@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::StreamExt as _;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -209,8 +209,15 @@ impl Prefix {
 
     /// Names directly below the prefix.
     pub(super) fn names(&self) -> Result<Vec<String>> {
-        let mut names = self.tree()?;
-        names.retain(|name| !name.contains('/'));
+        let (fetcher, prefix) = (Arc::clone(&self.io.fetcher), self.path.clone());
+        let listed = self.io.wait(async move { fetcher.list_folder(&prefix).await })?;
+        let listed = listed.map_err(|failure| failure.into_error("the list of objects"))?;
+        if listed.objects.len() > limits::FILES {
+            return Err(too_many_files());
+        }
+        let names = listed.objects.iter().map(|object| below(&self.path, &object.location));
+        let mut names: Vec<_> = names.filter(|name| !name.is_empty()).collect();
+        names.sort_unstable();
         Ok(names)
     }
 
@@ -243,6 +250,12 @@ impl Prefix {
     }
 }
 
+/// The key of `object` relative to `prefix`, which it lies below.
+fn below(prefix: &Path, object: &Path) -> String {
+    let key = object.as_ref();
+    key.strip_prefix(prefix.as_ref()).unwrap_or(key).trim_start_matches('/').to_owned()
+}
+
 enum Found {
     Object,
     Prefix,
@@ -260,10 +273,10 @@ async fn probe(fetcher: &Fetcher, path: &Path) -> Result<Found, Failure> {
     }
     let mut tries = Tries::new(fetcher.backoff());
     loop {
-        match fetcher.store().list(Some(path)).next().await {
-            None | Some(Err(object_store::Error::NotFound { .. })) => return Ok(Found::Nothing),
-            Some(Ok(_)) => return Ok(Found::Prefix),
-            Some(Err(error)) => tries.after(Failure::of(&error, false)).await?,
+        match Fetcher::next(&mut fetcher.store().list(Some(path))).await {
+            Ok(None) | Err(Failure::Missing(_)) => return Ok(Found::Nothing),
+            Ok(Some(_)) => return Ok(Found::Prefix),
+            Err(failure) => tries.after(failure).await?,
         }
     }
 }
@@ -274,18 +287,18 @@ async fn list(fetcher: &Fetcher, prefix: &Path) -> Result<Option<Vec<String>>, F
     'again: loop {
         let mut names = Vec::new();
         let mut objects = fetcher.store().list(Some(prefix));
-        while let Some(object) = objects.next().await {
-            let object = match object {
-                Ok(object) => object,
-                Err(error) => {
-                    tries.after(Failure::of(&error, false)).await?;
+        loop {
+            let object = match Fetcher::next(&mut objects).await {
+                Ok(Some(object)) => object,
+                Ok(None) => break,
+                Err(failure) => {
+                    tries.after(failure).await?;
                     continue 'again;
                 }
             };
-            let key = object.location.as_ref();
-            let name = key.strip_prefix(prefix.as_ref()).unwrap_or(key).trim_start_matches('/');
+            let name = below(prefix, &object.location);
             if !name.is_empty() {
-                names.push(name.to_owned());
+                names.push(name);
             }
             if names.len() > limits::FILES {
                 return Ok(None);
