@@ -1,8 +1,8 @@
 //! Folders of this machine.
 //!
 //! No link leads out of the folder (or out of a hub cache's `models--*` folder, where `snapshots/` links into
-//! `blobs/`). Bytes come by positioned reads: a map would save one copy, a small part of what encoding takes, but a file
-//! that is cut short under a map kills the process.
+//! `blobs/`). Bytes come by positioned reads: a memory map would save one copy, a small part of what encoding takes,
+//! but a file that is cut short under a map kills the process.
 
 use std::collections::VecDeque;
 use std::fs::{File, Metadata, OpenOptions};

@@ -47,8 +47,8 @@ const TENSORS_SHOWN: usize = 20;
 #[derive(Debug, Args)]
 pub(super) struct Publish {
     /// The checkpoint: a folder, or one file, here or in an object store: a path or a URL (s3://, gs://, az://,
-    /// file://). Its format is told by content. Stores take credentials from the usual variables (AWS_*, GOOGLE_*, AZURE_*)
-    /// [default: the manifest's location].
+    /// file://). Its format is told by content. Stores take credentials from the usual variables (AWS_*, GOOGLE_*,
+    /// AZURE_*) [default: the manifest's location].
     #[arg(value_name = "CKPT", required_unless_present = "manifest")]
     checkpoint: Option<OsString>,
     /// The model's name.
