@@ -119,6 +119,9 @@ impl fmt::Display for TensorName {
     }
 }
 
+/// The key of a safetensors header that is no tensor.
+const SAFETENSORS_METADATA: &str = "__metadata__";
+
 impl FromStr for TensorName {
     type Err = DocumentError;
 
@@ -131,6 +134,8 @@ impl FromStr for TensorName {
             "it looks like an absolute path"
         } else if text.split(['/', '\\']).any(|part| part == "..") {
             "it has a '..' part"
+        } else if text == SAFETENSORS_METADATA {
+            "safetensors files keep their own metadata under it; rename the tensor before it is saved"
         } else {
             return Ok(Self(text.to_owned()));
         };
@@ -170,7 +175,7 @@ mod tests {
         for text in ["", "a b", "模型.表", "a/b", "..a", "a..b", "c:d"] {
             assert!(text.parse::<TensorName>().is_ok(), "{text:?}");
         }
-        for text in ["/etc/x", "../x", "a/../b", "a\\..\\b", "a\0b", "a\nb", "C:/x", &"x".repeat(1025)] {
+        for text in ["/etc/x", "../x", "a/../b", "a\\..\\b", "a\0b", "a\nb", "C:/x", "__metadata__", &"x".repeat(1025)] {
             assert!(text.parse::<TensorName>().is_err(), "{text:?}");
         }
     }

@@ -352,8 +352,8 @@ def pruned_fbgemm(weighbridge, folder):
     indices = torch.arange(ROWS, dtype=torch.int32)
     offsets = torch.tensor([0, ROWS], dtype=torch.int32)
     ends = torch.tensor([0, ROWS], dtype=torch.int64)
-    found, _ = operators.pruned_array_lookup(indices, offsets, mapping, ends)
-    assert found.tolist() == [row // 2 for row in range(0, ROWS, 2)], found
+    found = operators.pruned_array_lookup(indices, offsets, mapping, ends)
+    assert found.tolist() == [-1 if row % 2 else row // 2 for row in range(ROWS)], found
 
 
 CHECKS = {
