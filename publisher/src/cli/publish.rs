@@ -39,7 +39,7 @@ const TENSORS_SHOWN: usize = 20;
 /// Publishing the same checkpoint with the same rules again gives the same snapshot and stores nothing new, so a
 /// publish that was interrupted is finished by running it again.
 ///
-/// A publish that leaves the channel where it is because a newer step is there (`superseded`), or because an operator
+/// A publish that leaves the channel where it is because a newer step or another run is there (`superseded`), or because an operator
 /// holds it (`held`), has done its work and exits with 0; the document and the last lines say so.
 ///
 /// With --manifest, the trainer's checkpoint manifest says what is not given on the command line, and each size and
@@ -330,11 +330,19 @@ fn outcome(request: &Request, published: &Published) -> String {
         Outcome::Published => format!("{name}: channel {channel} points at it now"),
         Outcome::Unchanged => format!("{name}: channel {channel} pointed at it already"),
         Outcome::Superseded => {
+            let other = published.ruling.as_ref().is_some_and(|ruling| ruling.run != request.run);
+            let why = if other {
+                " (another run takes a channel where the policy's other_run says so)"
+            } else {
+                ""
+            };
             let keeps = published.ruling.as_ref().map_or_else(
                 || "something newer".to_owned(),
                 |ruling| format!("step {} of run {}", ruling.step, ruling.run),
             );
-            format!("{name}: channel {channel} keeps {keeps}; `weighbridge promote` moves it all the same")
+            format!(
+                "{name}: channel {channel} keeps {keeps}{why}; `weighbridge promote` moves it all the same"
+            )
         }
         Outcome::Held => {
             format!("{name}: an operator holds channel {channel}; `weighbridge release` ends that")
