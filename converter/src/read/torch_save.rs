@@ -1,7 +1,7 @@
 //! Files that `torch.save` writes: state dicts, and whole trainer objects.
 //!
-//! Since torch 1.6 such a file is a zip archive (see [`super::zip`]): `data.pkl` holds the object, with a token for
-//! every storage, and `data/KEY` the bytes of one. The object is flattened ([`super::flatten`]); what is no tensor is
+//! Since torch 1.6 such a file is a zip archive (see `zip`): `data.pkl` holds the object, with a token for
+//! every storage, and `data/KEY` the bytes of one. The object is flattened (`flatten`); what is no tensor is
 //! listed and passed over. Tensors keep their offsets and strides: many may view one storage, which may be far larger
 //! than what is viewed, and none is ever copied. All of it is read by rules, and nothing of it is run.
 //!

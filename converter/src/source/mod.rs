@@ -7,9 +7,9 @@
 //!
 //! | room | holds |
 //! |---|---|
-//! | [`declared`], [`digest`] | what is declared, and the hashes of what is read, in any order |
-//! | [`local`] | folders: links that stay inside, identity by device, inode, length and times |
-//! | [`remote`] | object stores: ranged reads, resumed where they break; identity by length, tag and version |
+//! | `declared`, `digest` | what is declared, and the hashes of what is read, in any order |
+//! | `local` | folders: links that stay inside, identity by device, inode, length and times |
+//! | `remote` | object stores: ranged reads, resumed where they break; identity by length, tag and version |
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
