@@ -17,7 +17,9 @@
 //! **What counts.** Minimum, maximum and squares are those of the finite elements. Errors are taken over the
 //! elements that are finite in the source and decode to something finite. A row with a NaN or an infinity is a
 //! *non-finite row*; a finite row of which any element decodes to something non-finite (a scale or a cast that
-//! overflowed) is an *overflow row*.
+//! overflowed) is an *overflow row*. A finite binary64 element
+//! beyond binary32, which every encoding takes its elements through, overflows likewise; it is no part of minimum,
+//! maximum and squares.
 
 use std::array;
 
@@ -46,6 +48,8 @@ pub struct Statistics {
     pub non_finite_rows: u64,
     /// The numbers of the first [`ROWS_NAMED`] of them, counted from 0 in the tensor.
     pub first_non_finite_rows: Vec<u64>,
+    /// Elements of finite rows that decode to something non-finite.
+    pub overflow_elements: u64,
     /// Finite rows that decode to something non-finite.
     pub overflow_rows: u64,
     /// The numbers of the first [`ROWS_NAMED`] of them.
@@ -75,6 +79,7 @@ impl Statistics {
         self.non_finite_elements += next.non_finite_elements;
         self.non_finite_rows += next.non_finite_rows;
         name_rows(&mut self.first_non_finite_rows, &next.first_non_finite_rows);
+        self.overflow_elements += next.overflow_elements;
         self.overflow_rows += next.overflow_rows;
         name_rows(&mut self.first_overflow_rows, &next.first_overflow_rows);
         self.saturated_elements += next.saturated_elements;
@@ -164,8 +169,9 @@ impl BlockStatistics {
         self.take(row.len(), &counted);
     }
 
-    /// Takes a row and what it decodes to; the two are of one length. `sums` is that of the row.
-    pub(crate) fn encoded_row(&mut self, row: &[f32], sums: &Sums<f32>, decoded: &[f32]) {
+    /// Takes a row and what it decodes to; the two are of one length. `sums` is that of the row; `beyond` is how many
+    /// of its elements are infinite only because they were rounded to binary32.
+    pub(crate) fn encoded_row(&mut self, row: &[f32], sums: &Sums<f32>, decoded: &[f32], beyond: usize) {
         let errors = Errors::of(row, decoded);
         // Squares of finite binary32 numbers cannot overflow f64, so a finite sum proves every term finite.
         let counted = if sums.squares.is_finite() && errors.squares.is_finite() {
@@ -176,9 +182,13 @@ impl BlockStatistics {
                 ..Row::finite(row.len(), sums)
             }
         } else {
-            Row::element_by_element(
-                row.iter().zip(decoded).map(|(&value, &decoded)| (value.into(), decoded.into())),
-            )
+            let pairs = row.iter().zip(decoded).map(|(&value, &decoded)| (value.into(), decoded.into()));
+            let counted = Row::element_by_element(pairs);
+            Row {
+                non_finite: counted.non_finite.saturating_sub(beyond),
+                overflowing: counted.overflowing.saturating_add(beyond),
+                ..counted
+            }
         };
         self.take(row.len(), &counted);
     }
@@ -211,7 +221,8 @@ impl BlockStatistics {
             block.non_finite_elements += row.non_finite as u64;
             block.non_finite_rows += 1;
             name_rows(&mut block.first_non_finite_rows, &[number]);
-        } else if row.overflowed {
+        } else if row.overflowing > 0 {
+            block.overflow_elements += row.overflowing as u64;
             block.overflow_rows += 1;
             name_rows(&mut block.first_overflow_rows, &[number]);
         }
@@ -229,7 +240,7 @@ struct Row {
     compared: usize,
     max_error: f64,
     error_squares: f64,
-    overflowed: bool,
+    overflowing: usize,
 }
 
 impl Row {
@@ -267,7 +278,7 @@ impl Row {
         }
         row.squares = fold(&squares);
         row.error_squares = fold(&errors);
-        row.overflowed = row.compared < row.finite;
+        row.overflowing = row.finite - row.compared;
         row
     }
 }
@@ -400,7 +411,7 @@ mod tests {
     fn block(first_row: u64, rows: &[(Vec<f32>, Vec<f32>)]) -> Statistics {
         let mut block = BlockStatistics::new(first_row);
         for (row, decoded) in rows {
-            block.encoded_row(row, &Sums::of(row).unwrap(), decoded);
+            block.encoded_row(row, &Sums::of(row).unwrap(), decoded, 0);
         }
         block.finish()
     }

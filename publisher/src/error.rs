@@ -103,12 +103,11 @@ impl From<StoreError> for Failure {
 impl From<SelectError> for Failure {
     fn from(error: SelectError) -> Self {
         let (class, exit) = match error {
-            SelectError::Unreadable(error) => return error.into(),
+            SelectError::Unreadable(error) | SelectError::BadRowList(error) => return error.into(),
             SelectError::BadName { .. }
             | SelectError::Collision { .. }
             | SelectError::OddWidth { .. }
-            | SelectError::NotPrunable { .. }
-            | SelectError::BadRowList { .. } => ("policy_mismatch", Exit::Usage),
+            | SelectError::NotPrunable { .. } => ("policy_mismatch", Exit::Usage),
             SelectError::NothingLeft { .. } => (ReadClass::NoTensors.as_str(), Exit::BadCheckpoint),
             SelectError::RowTooWide { .. } => (ReadClass::LimitExceeded.as_str(), Exit::BadCheckpoint),
         };

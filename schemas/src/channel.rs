@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::canonical;
 use crate::error::DocumentError;
 use crate::ids::{EntryId, SnapshotId};
+use crate::json;
 use crate::limits;
 use crate::names::{ChannelName, RunName};
 use crate::policy::OtherRun;
@@ -105,7 +106,7 @@ impl ChannelEntry {
             let why = format!("{} bytes; at most {}", json.len(), limits::CHANNEL_ENTRY_BYTES);
             return Err(DocumentError::OverLimit { document: DOCUMENT, why });
         }
-        serde_json::from_slice(json).map_err(|error| DocumentError::malformed(DOCUMENT, error))
+        json::object(DOCUMENT, json)
     }
 }
 

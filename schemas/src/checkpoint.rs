@@ -1,12 +1,15 @@
 //! The checkpoint manifest `weighbridge.checkpoint/v1`: the small document that a trainer drops.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::IntoDeserializer as _;
 use serde::{Deserialize, Serialize};
 
 use crate::error::DocumentError;
 use crate::ids::FileDigest;
+use crate::json;
 use crate::limits;
 use crate::names::{ChannelName, ModelName, PolicyName, RunName};
 use crate::policy::Policy;
@@ -66,8 +69,9 @@ pub struct CheckpointManifest {
     pub created_at: Timestamp,
     /// Where it lies: a URL, or an absolute path.
     pub location: String,
-    /// Its format; absent: found out by content.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Its format; absent or `auto`: found out by content.
+    #[serde(default, deserialize_with = "format", skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "format_schema")]
     pub format: Option<Format>,
     /// Its files, where the trainer knows them: each size and digest given is checked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -112,6 +116,19 @@ pub enum PolicyChoice {
     Toml(String),
 }
 
+/// The name that stands for no format in particular.
+const AUTO: &str = "auto";
+
+fn format<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Format>, D::Error> {
+    let name = Option::<Cow<'de, str>>::deserialize(deserializer)?.filter(|name| name != AUTO);
+    name.map(|name| Format::deserialize(name.into_deserializer())).transpose()
+}
+
+fn format_schema(generator: &mut SchemaGenerator) -> Schema {
+    let format = generator.subschema_for::<Format>();
+    json_schema!({ "anyOf": [format, { "const": AUTO }, { "type": "null" }] })
+}
+
 const UUID_PATTERN: &str = "^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$";
 
 fn middle_priority() -> u8 {
@@ -138,8 +155,7 @@ impl CheckpointManifest {
                 why: format!("{} bytes; at most {}", json.len(), limits::CHECKPOINT_MANIFEST_BYTES),
             });
         }
-        let manifest: Self =
-            serde_json::from_slice(json).map_err(|error| DocumentError::malformed(DOCUMENT, error))?;
+        let manifest: Self = json::object(DOCUMENT, json)?;
         if manifest.priority > 9 {
             return Err(DocumentError::malformed(DOCUMENT, "priority is 0 to 9"));
         }
@@ -176,6 +192,20 @@ mod tests {
     }
 
     #[test]
+    fn a_format_may_be_left_to_the_content() {
+        for (value, format) in
+            [(json!("auto"), None), (json!(null), None), (json!("torch_save"), Some(Format::TorchSave))]
+        {
+            let mut document = example();
+            document["format"] = value;
+            let manifest = CheckpointManifest::parse(document.to_string().as_bytes()).unwrap();
+            assert_eq!(manifest.format, format);
+        }
+        let schema = serde_json::to_string(&schemars::schema_for!(CheckpointManifest)).unwrap();
+        assert!(schema.contains("\"const\":\"auto\""), "{schema}");
+    }
+
+    #[test]
     fn what_is_wrong_is_refused() {
         for (field, value) in [
             ("schema", json!("weighbridge.checkpoint/v2")),
@@ -191,6 +221,12 @@ mod tests {
             document[field] = value;
             assert!(CheckpointManifest::parse(document.to_string().as_bytes()).is_err(), "{field}");
         }
+        let array = format!(
+            "[{}]",
+            example().as_object().unwrap().values().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        );
+        let error = CheckpointManifest::parse(array.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("no JSON object"), "{error}");
         let long = " ".repeat(limits::CHECKPOINT_MANIFEST_BYTES + 1);
         assert!(matches!(CheckpointManifest::parse(long.as_bytes()), Err(DocumentError::OverLimit { .. })));
     }

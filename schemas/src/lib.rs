@@ -27,6 +27,7 @@ pub mod dtype;
 pub mod encoding;
 pub mod error;
 pub mod ids;
+mod json;
 pub mod limits;
 pub mod names;
 mod pattern;

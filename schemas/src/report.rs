@@ -7,6 +7,7 @@ use crate::dtype::Dtype;
 use crate::encoding::Encoding;
 use crate::error::DocumentError;
 use crate::ids::SnapshotId;
+use crate::json;
 use crate::limits;
 use crate::names::{ModelName, RunName, TensorName};
 
@@ -137,7 +138,8 @@ pub struct TensorReport {
     pub norm: Option<f64>,
     /// How many values are NaN or infinite.
     pub non_finite_elements: u64,
-    /// How many rows hold one.
+    /// How many rows hold one. This and the other numbers of rows count runs of 4096 elements where a tensor has fewer
+    /// than two dimensions, or rows too wide to be stored as one.
     pub non_finite_rows: u64,
     /// How many finite rows overflow when encoded.
     pub overflow_rows: u64,
@@ -175,7 +177,7 @@ impl Report {
             let why = format!("{} bytes; at most {}", json.len(), limits::REPORT_BYTES);
             return Err(DocumentError::OverLimit { document: DOCUMENT, why });
         }
-        serde_json::from_slice(json).map_err(|error| DocumentError::malformed(DOCUMENT, error))
+        json::object(DOCUMENT, json)
     }
 }
 

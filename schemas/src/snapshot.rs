@@ -15,6 +15,7 @@ use crate::dtype::Dtype;
 use crate::encoding::{Encoding, Form, Layout};
 use crate::error::{DocumentError, shorten};
 use crate::ids::{ChunkId, Fingerprint, RulesDigest, SnapshotId};
+use crate::json;
 use crate::limits;
 use crate::names::{ModelName, RunName, TensorName};
 
@@ -188,8 +189,7 @@ impl SnapshotManifest {
             let why = format!("{} bytes; at most {}", json.len(), limits::SNAPSHOT_MANIFEST_BYTES);
             return Err(DocumentError::OverLimit { document: DOCUMENT, why });
         }
-        let manifest: Self =
-            serde_json::from_slice(json).map_err(|error| DocumentError::malformed(DOCUMENT, error))?;
+        let manifest: Self = json::object(DOCUMENT, json)?;
         manifest.check()?;
         Ok(manifest)
     }

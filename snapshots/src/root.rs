@@ -66,6 +66,12 @@ impl Root {
         &*self.store
     }
 
+    /// The folder of this machine that the store lies in.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Refuses a key whose path has a link in it: a link below the root may lead out of the store, and a store is
     /// nobody's to redirect.
     fn check_links(&self, key: &Key) -> Result<()> {

@@ -104,6 +104,20 @@ fn the_files_beside_a_checkpoint_of_one_file_are_beside_it() {
 }
 
 #[test]
+fn a_store_beside_the_checkpoint_is_not_published() {
+    let store = Store::new();
+    let file = store.folder.path().join("weights.safetensors");
+    std::fs::copy(data().join("checkpoints/safetensors_single/model.safetensors"), &file).unwrap();
+    std::fs::write(store.folder.path().join("config.json"), "{}").unwrap();
+    let policy = "[artifacts]\ninclude = ['**']\nexclude = ['*.toml']\n[gates]\nnon_finite = 'allow'";
+    let first = publish(&store, &file, policy).succeeded();
+    assert!(first["notes"].to_string().contains("store/: left out of the artifacts"), "{first}");
+    let again = publish(&store, &file, policy).succeeded();
+    assert_eq!(again["snapshot"], first["snapshot"]);
+    assert_eq!(listed(&store), ["config.json"]);
+}
+
+#[test]
 fn links_that_lead_out_and_paths_that_collide_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = prepare(folder.path());

@@ -83,6 +83,37 @@ fn values_that_overflow_when_encoded_are_rejected() {
 }
 
 #[test]
+fn rows_of_one_element_are_rows_and_parts_of_a_row_are_none() {
+    let store = Store::new();
+    let publish = |file: &Path, encoding: &str| {
+        let policy = store.policy(&format!("[[rule]]\nmatch = '**'\nencode = '{encoding}'"));
+        let run = store.publish(file, &["--policy", policy.to_str().unwrap()]);
+        assert_eq!(run.failed(3), "rejected_by_gate");
+        store.run(["report", run.json()["snapshot"].as_str().unwrap()]).succeeded()
+    };
+    let mut values = vec![0.5f32; 10_000];
+    (values[5000], values[5001], values[7000]) = (f32::NAN, f32::INFINITY, 1e6);
+    let narrow = table(store.folder.path(), "t", 1, &values);
+    for (encoding, rows, overflowing) in
+        [("keep", json!([5000, 5001]), 0), ("f16", json!([5000, 5001, 7000]), 1)]
+    {
+        let report = publish(&narrow, encoding);
+        assert_eq!(report["gates"][0]["findings"][0]["rows"], rows);
+        assert_eq!(report["tensors"][0]["non_finite_rows"], 2);
+        assert_eq!(report["tensors"][0]["overflow_rows"], overflowing);
+    }
+    let width = (1 << 20) + 1;
+    let mut values = vec![0.5f32; 2 * width];
+    (values[width], values[width + 9000]) = (f32::NAN, 1e6);
+    let wide = table(store.folder.path(), "t", width, &values);
+    for encoding in ["keep", "f16"] {
+        let finding = &publish(&wide, encoding)["gates"][0]["findings"][0];
+        assert_eq!(finding["rows"], json!([]));
+        assert!(!finding["message"].as_str().unwrap().contains("row"), "{finding}");
+    }
+}
+
+#[test]
 fn a_bound_on_the_reconstruction_error_is_kept() {
     let store = Store::new();
     for (gate, figure) in [("max_rms_error", "relative RMS"), ("max_abs_error", "largest error")] {

@@ -167,11 +167,12 @@ fn lists_that_make_no_sense_are_refused_with_the_place() {
         ("t", "'odd'", 4, "row_list_bad", "odd: tensor \"t\": line 3: 'x'"),
         ("t", "'empty'", 4, "row_list_bad", "drop it"),
         ("t", "'none'", 4, "row_list_missing", "none: tensor \"t\""),
+        ("t", "'none'", 4, "row_list_missing", "keep_rows of rule 1 (\"t\") names this list"),
         ("t", "'link'", 4, "index_path_escape", "link: tensor \"t\""),
         ("t", "'../outside.ids'", 4, "index_path_escape", "outside"),
         ("v", "'good'", 2, "policy_mismatch", "tensor \"v\": keep_rows takes tables"),
-        ("t", "{ tensor = 'floats' }", 2, "policy_mismatch", "\"floats\", which is F32"),
-        ("t", "{ tensor = 'none' }", 2, "policy_mismatch", "\"none\", which the checkpoint does not hold"),
+        ("t", "{ tensor = 'floats' }", 4, "row_list_bad", "\"floats\", which is F32"),
+        ("t", "{ tensor = 'none' }", 4, "row_list_missing", "\"none\", which the checkpoint does not hold"),
     ] {
         let store = Store::new();
         let run =
@@ -197,6 +198,17 @@ fn findings_in_a_pruned_table_name_the_rows_of_the_checkpoint() {
         let run = publish(&store, &checkpoint, &rule);
         assert_eq!(run.failed(3), "rejected_by_gate");
         assert_eq!(run.json()["gates"][0]["findings"][0]["rows"], serde_json::json!([70, 90]));
+    }
+    // A row of one element is a row as well.
+    let mut bytes = table(6000, 1);
+    bytes[5000 * 4..5001 * 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let narrow = self::checkpoint(&folder.path().join("narrow"), &[("t", Dtype::F32, &[6000, 1], bytes)]);
+    std::fs::write(narrow.join("ids"), "10\n5000\n5999\n").unwrap();
+    for encoding in ["keep", "bf16"] {
+        let rule = format!("rule = [{{ match = 't', encode = '{encoding}', keep_rows = 'ids' }}]");
+        let run = publish(&Store::new(), &narrow, &rule);
+        assert_eq!(run.failed(3), "rejected_by_gate");
+        assert_eq!(run.json()["gates"][0]["findings"][0]["rows"], serde_json::json!([5000]));
     }
 }
 

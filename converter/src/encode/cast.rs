@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt as _;
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form};
 
-use super::widen::{Widen, encodable};
+use super::widen::{Widen, beyond_f32, encodable};
 use super::{Encoder, RowSize, float8};
 use crate::statistics::{BlockStatistics, Sums};
 
@@ -60,7 +60,7 @@ impl Encoder for Cast {
             (self.narrow)(values, out);
             // The size is right: it was just written.
             let _ = self.form.decode_row(self.source, out.get(start..).unwrap_or_default(), decoded);
-            statistics.encoded_row(values, &sums, decoded);
+            statistics.encoded_row(values, &sums, decoded, beyond_f32(self.source, row));
             if let Some(limit) = self.form.encoding.saturates_at() {
                 statistics.saturated(beyond(values, &sums, limit));
             }

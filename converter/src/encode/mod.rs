@@ -229,6 +229,24 @@ mod tests {
     }
 
     #[test]
+    fn finite_doubles_beyond_binary32_overflow_and_are_not_called_infinite() {
+        let values = [1.0, 2.0, 1e300, 1.0, -1e300, f64::NAN, 3.0, 4.0];
+        let rows: Vec<u8> = values.iter().flat_map(|value: &f64| value.to_le_bytes()).collect();
+        for encoding in [Encoding::F32, Encoding::Bf16, Encoding::F8E4m3fn, Encoding::Int8Sbf32] {
+            let statistics = encode(encoding, Dtype::F64, 2, &rows).1;
+            assert_eq!(
+                (statistics.overflow_rows, statistics.first_overflow_rows),
+                (1, vec![1]),
+                "{encoding:?}"
+            );
+            assert_eq!((statistics.non_finite_rows, statistics.first_non_finite_rows), (1, vec![2]));
+            assert_eq!(statistics.non_finite_elements, 1);
+            assert!(statistics.overflow_elements > 0);
+            assert_eq!((statistics.min, statistics.max), (Some(1.0), Some(4.0)));
+        }
+    }
+
+    #[test]
     fn a_cast_that_overflows_is_an_overflow_row() {
         let rows = bytes(&[1.0, 65519.0, 65520.0, 1.0, f32::INFINITY, 7e4]);
         let statistics = encode(Encoding::F16, Dtype::F32, 2, &rows).1;
@@ -252,14 +270,18 @@ mod tests {
     }
 
     #[test]
-    fn doubles_are_rounded_first_and_too_large_ones_are_non_finite() {
+    fn doubles_are_rounded_first_and_too_large_ones_overflow() {
         let doubles = [0.1f64, -1e-50, 1.0 + 2f64.powi(-40), 1e39];
         let wide: Vec<u8> = doubles.iter().flat_map(|value| value.to_le_bytes()).collect();
         let singles = bytes(&[0.1, -0.0, 1.0, f32::INFINITY]);
         for &encoding in Encoding::ALL {
             if encoding != Encoding::Keep {
-                let encoded = encode(encoding, Dtype::F64, 2, &wide);
-                assert_eq!(encoded, encode(encoding, Dtype::F32, 2, &singles), "{encoding:?}");
+                let (encoded, statistics) = encode(encoding, Dtype::F64, 2, &wide);
+                let (expected, rounded) = encode(encoding, Dtype::F32, 2, &singles);
+                assert_eq!(encoded, expected, "{encoding:?}");
+                assert_eq!((statistics.overflow_rows, statistics.non_finite_rows), (1, 0));
+                assert_eq!((rounded.overflow_rows, rounded.non_finite_rows), (0, 1));
+                assert_eq!(statistics.error_squares.to_bits(), rounded.error_squares.to_bits());
                 assert_eq!(encoded.1.first_non_finite_rows, [1]);
             }
         }

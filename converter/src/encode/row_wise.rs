@@ -6,7 +6,7 @@
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form, Layout};
 
-use super::widen::{Widen, encodable};
+use super::widen::{Widen, beyond_f32, encodable};
 use super::{Encoder, RowSize, int8_rowwise, nbit_rowwise};
 use crate::statistics::{BlockStatistics, Sums};
 
@@ -77,7 +77,7 @@ impl Encoder for RowWise {
             self.encode_row(&values, padded.as_ref().unwrap_or(&sums), encoded);
             // The size is right: the form says it.
             let _ = self.form.decode_row(self.source, encoded, &mut decoded);
-            statistics.encoded_row(logical, &sums, &decoded);
+            statistics.encoded_row(logical, &sums, &decoded, beyond_f32(self.source, row));
         }
     }
 

@@ -21,7 +21,7 @@ pub(super) fn widening(dtype: Dtype) -> Option<Widen> {
 }
 
 /// How a type that is cast and quantized becomes binary32; `None` for every other type. binary64 is rounded: what is
-/// too large for binary32 becomes infinite, and is counted as such.
+/// too large for binary32 becomes infinite; [`beyond_f32`] tells how much that is.
 pub(super) fn encodable(source: Dtype) -> Option<Widen> {
     match source {
         Dtype::F64 => Some(decode_f64),
@@ -30,9 +30,27 @@ pub(super) fn encodable(source: Dtype) -> Option<Widen> {
     }
 }
 
+/// How many elements of `row` are finite and become infinite in binary32.
+pub(super) fn beyond_f32(source: Dtype, row: &[u8]) -> usize {
+    if source != Dtype::F64 {
+        return 0;
+    }
+    let values = row.as_chunks::<8>().0.iter().map(|&bytes| f64::from_le_bytes(bytes));
+    #[expect(clippy::cast_possible_truncation, reason = "whether it is too large is the question")]
+    values.filter(|&value| value.is_finite() && (value as f32).is_infinite()).count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_only_binary64_holds_is_counted() {
+        let values = [1e300, f64::from(f32::MAX), f64::INFINITY, f64::NAN, -1e39, 3.402_823_6e38];
+        let row: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(beyond_f32(Dtype::F64, &row), 3);
+        assert_eq!(beyond_f32(Dtype::F32, &row), 0);
+    }
 
     #[test]
     fn other_types_are_not_widened() {

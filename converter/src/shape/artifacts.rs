@@ -1,5 +1,6 @@
 //! Which files beside a checkpoint are published with it, as they are.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use weighbridge_schemas::policy::Artifacts;
@@ -17,17 +18,20 @@ pub struct SelectedArtifacts {
 }
 
 /// Lists and pins the files below the checkpoint's folder that `artifacts` includes and does not exclude. Files that
-/// were looked up in `source` before, since the checkpoint consists of them, are left out.
+/// were looked up in `source` before, since the checkpoint consists of them, are left out; so are those below `store`,
+/// the folder that snapshots go to, which would grow with every publish.
 ///
 /// # Errors
 /// Those of [`Source::tree`] and [`Source::file`], which a link that leads out of the folder is one of.
-pub fn select(source: &Source, artifacts: &Artifacts) -> Result<SelectedArtifacts> {
+pub fn select(source: &Source, artifacts: &Artifacts, store: &Path) -> Result<SelectedArtifacts> {
     if artifacts.is_empty() {
         return Ok(SelectedArtifacts::default());
     }
+    let store = source.relative(store).map(|path| path + "/");
+    let in_store = |path: &str| store.as_ref().is_some_and(|store| path.starts_with(store));
     let mut matched = vec![false; artifacts.include().len()];
     let tree = source.tree(&mut |path| {
-        let own = source.has_looked_up(path);
+        let own = source.has_looked_up(path) || in_store(path);
         let mut included = false;
         for at in artifacts.includes(path).filter(|_| !own) {
             included = true;
@@ -38,6 +42,7 @@ pub fn select(source: &Source, artifacts: &Artifacts) -> Result<SelectedArtifact
         included && !artifacts.excludes(path)
     })?;
     let mut notes = tree.notes;
+    notes.extend(store.map(|path| format!("{path}: left out of the artifacts: the store lies there")));
     let unmatched = artifacts.include().iter().zip(matched).filter(|(_, matched)| !matched);
     notes.extend(unmatched.map(|(pattern, _)| {
         format!("artifacts.include: {pattern:?} matches no file but the checkpoint's own")
@@ -73,7 +78,7 @@ mod tests {
         let select = |text: &str| {
             let source = Source::open(folder.path()).unwrap();
             source.file("model.safetensors").unwrap();
-            select(&source, &policy(text))
+            select(&source, &policy(text), Path::new("elsewhere"))
         };
         let names = |selected: &SelectedArtifacts| {
             selected.files.iter().map(|file| file.name().to_owned()).collect::<Vec<_>>()
@@ -93,11 +98,29 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/etc/hostname", folder.path().join("name.json")).unwrap();
         let source = Source::open(folder.path()).unwrap();
-        let error = select(&source, &policy("include = ['*.json']")).unwrap_err();
+        let select = |text: &str| select(&source, &policy(text), folder.path());
+        let error = select("include = ['*.json']").unwrap_err();
         assert!(matches!(error.class(), Class::IndexPathEscape | Class::NotFound));
         assert!(error.to_string().contains("exclude it"), "{error}");
-        assert!(
-            select(&source, &policy("include = ['*.json']\nexclude = ['name.*']")).unwrap().files.is_empty()
-        );
+        assert!(select("include = ['*.json']\nexclude = ['name.*']").unwrap().files.is_empty());
+    }
+
+    #[test]
+    fn a_store_in_the_checkpoints_folder_is_no_artifact() {
+        let folder = tempfile::tempdir().unwrap();
+        let linked = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("sub/store/models")).unwrap();
+        for name in ["sub/store/models/chunk", "sub/store.json", "sub/other"] {
+            std::fs::write(folder.path().join(name), name).unwrap();
+        }
+        let link = linked.path().join("store");
+        std::os::unix::fs::symlink(folder.path().join("sub/store"), &link).unwrap();
+        for store in [folder.path().join("sub/../sub/store/"), link] {
+            let source = Source::open(folder.path()).unwrap();
+            let selected = select(&source, &policy("include = ['**']"), &store).unwrap();
+            let names: Vec<_> = selected.files.iter().map(|file| file.name()).collect();
+            assert_eq!(names, ["sub/other", "sub/store.json"]);
+            assert_eq!(selected.notes, ["sub/store/: left out of the artifacts: the store lies there"]);
+        }
     }
 }

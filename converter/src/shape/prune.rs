@@ -1,7 +1,7 @@
 //! Tables of which only some rows are kept: the list of those rows, reading them, and where each row went.
 //!
-//! A list of rows is a text file beside the checkpoint (one decimal number a line, from 0 on; blank lines and spaces
-//! around a number are tolerated), or an integer tensor of the checkpoint. Rows are kept in ascending order, each
+//! A list of rows is a text file beside the checkpoint (one decimal number a line, from 0 on; blank lines, spaces
+//! around a number and a byte order mark in front are tolerated), or an integer tensor of the checkpoint. Rows are kept in ascending order, each
 //! once. Where a row went is told by the *remapping*: a 32-bit integer for every row of the source, its number among
 //! the kept rows, or -1. That is the dense form that FBGEMM's lookups in pruned tables take (`index_remappings` of
 //! `torch.ops.fbgemm.pruned_array_lookup`, where -1 is a pruned row). It is made as needed, never held whole.
@@ -24,6 +24,8 @@ use crate::source::SourceFile;
 const LIST_BYTES: usize = 64 << 10;
 /// Rows between kept ones are read and thrown away up to this size, since another read would cost more.
 const GAP_BYTES: u64 = 4096;
+/// What a text file may begin with: a byte order mark, in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Most bytes that are read in one go where there are gaps between kept rows.
 const SPAN_BYTES: u64 = 256 << 10;
 /// What a row's number takes in memory.
@@ -299,11 +301,15 @@ fn each_line(file: &SourceFile, visit: &mut dyn FnMut(u64, i128) -> Result<()>) 
         let left = usize::try_from(file.len() - offset).unwrap_or(usize::MAX).min(buffer.len());
         buffer.truncate(left);
         file.read_exact_at(&mut buffer, offset)?;
-        buffer.iter().try_for_each(|&byte| lines.take(byte, visit))?;
+        let text =
+            if offset == 0 { buffer.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&buffer) } else { &buffer };
+        for (at, &byte) in text.iter().enumerate() {
+            lines.take(byte, text.get(at..).unwrap_or_default(), visit)?;
+        }
         offset += buffer.len() as u64;
     }
     // The last line may end without a line's end.
-    lines.take(b'\n', visit)
+    lines.take(b'\n', b"\n", visit)
 }
 
 /// The line of a list that is being read.
@@ -315,7 +321,8 @@ struct Lines {
 }
 
 impl Lines {
-    fn take(&mut self, byte: u8, visit: &mut dyn FnMut(u64, i128) -> Result<()>) -> Result<()> {
+    /// Takes `byte`, with which `text` begins.
+    fn take(&mut self, byte: u8, text: &[u8], visit: &mut dyn FnMut(u64, i128) -> Result<()>) -> Result<()> {
         match byte {
             b'\n' => {
                 if let Some(number) = self.number.take() {
@@ -331,9 +338,12 @@ impl Lines {
                 self.number = Some(before.saturating_add((byte - b'0').into()));
             }
             _ => {
-                let shown = char::from(byte);
+                // Cut off at a read's end, or no text at all: the byte itself is shown.
+                let letter = text.utf8_chunks().next().and_then(|text| text.valid().chars().next());
+                let shown =
+                    letter.map_or_else(|| format!("byte {byte:#04x}"), |letter| format!("{letter:?}"));
                 let detail = format!(
-                    "line {}: {shown:?} where only a row's number may stand, a decimal number a line",
+                    "line {}: {shown} where only a row's number may stand, a decimal number a line",
                     self.line
                 );
                 return Err(ReadError::new(Class::RowListBad, detail));

@@ -10,7 +10,7 @@ use weighbridge_schemas::names::TensorName;
 use weighbridge_schemas::policy::{INDEX_REMAPPING, KeepRows, OddWidth, Policy, Treatment, Wanted};
 
 use crate::checkpoint::{Checkpoint, Tensor};
-use crate::error::ReadError;
+use crate::error::{Class, ReadError};
 
 /// One tensor that is published.
 #[derive(Debug)]
@@ -51,16 +51,18 @@ pub struct Selection<'c> {
 #[derive(Debug, thiserror::Error)]
 pub enum SelectError {
     /// A rename makes a name that tensors may not have.
-    #[error("renaming {:?}: {source}", tensor.as_str())]
+    #[error("tensor {:?} under {rule}: {source}; change the rule's rename or keep_rows", tensor.as_str())]
     BadName {
-        /// The tensor that is renamed.
+        /// The tensor that the rule applies to.
         tensor: TensorName,
+        /// The rule, by number and pattern.
+        rule: String,
         /// What is wrong with the new name.
         source: DocumentError,
     },
     /// Two tensors would have one name.
     #[error(
-        "the policy gives both {:?} and {:?} the name {:?}; change a rename",
+        "the policy gives both {:?} and {:?} the name {:?}, by {rules}; change a rename",
         first.as_str(), second.as_str(), name.as_str()
     )]
     Collision {
@@ -70,6 +72,8 @@ pub enum SelectError {
         first: TensorName,
         /// The other.
         second: TensorName,
+        /// Their rules, by number and pattern.
+        rules: String,
     },
     /// A tensor that cannot be read, and that the policy does not drop.
     #[error("{0}")]
@@ -82,7 +86,8 @@ pub enum SelectError {
     },
     /// Rows to keep of what is no table.
     #[error(
-        "tensor {:?}: keep_rows takes tables, of two dimensions and at most {} rows; its shape is {shape:?}",
+        "tensor {:?}: keep_rows takes tables, of two dimensions and at most {} rows; its shape is {shape:?}; narrow the \
+         pattern of {rule}, or put a rule for this tensor in front of it",
         tensor.as_str(), limits::PRUNED_ROWS
     )]
     NotPrunable {
@@ -90,21 +95,16 @@ pub enum SelectError {
         tensor: TensorName,
         /// Its shape.
         shape: Vec<u64>,
+        /// The rule, by number and pattern.
+        rule: String,
     },
-    /// A list of rows to keep that is no list of numbers.
-    #[error("tensor {:?}: keep_rows names the tensor {:?}, {why}", tensor.as_str(), list.as_str())]
-    BadRowList {
-        /// The table.
-        tensor: TensorName,
-        /// The list's tensor.
-        list: TensorName,
-        /// What is wrong with it.
-        why: String,
-    },
+    /// A list of rows to keep that the checkpoint does not hold, or that is no list of numbers.
+    #[error("{0}")]
+    BadRowList(ReadError),
     /// A row too wide for a row-wise encoding.
     #[error(
         "tensor {:?}: a row of {bytes} bytes is too wide for {encoding}, whose limit is {limit}; \
-         keep it, or cast it", tensor.as_str()
+         keep it, or cast it, in {rule} or in a rule in front of it", tensor.as_str()
     )]
     RowTooWide {
         /// The tensor.
@@ -115,6 +115,8 @@ pub enum SelectError {
         encoding: &'static str,
         /// The limit in bytes.
         limit: u64,
+        /// The rule, by number and pattern.
+        rule: String,
     },
     /// A width that the field's operators cannot read, under a rule that does not say what to do about it.
     #[error(
@@ -152,15 +154,14 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
     let mut selection = Selection { published: Vec::new(), dropped: Vec::new(), notes: Vec::new() };
     let mut used = BTreeSet::new();
     for tensor in &checkpoint.tensors {
-        let (rule, treatment) = policy
-            .treat(&tensor.name)
-            .map_err(|source| SelectError::BadName { tensor: tensor.name.clone(), source })?;
+        let (rule, treatment) =
+            policy.treat(&tensor.name).map_err(|source| bad_name(&tensor.name, policy, source))?;
         used.extend(rule);
         let Treatment::Publish { name, wanted, keep_rows } = treatment else {
             selection.dropped.push(tensor.name.clone());
             continue;
         };
-        let form = match unfit(tensor, wanted.encoding)? {
+        let form = match unfit(tensor, wanted.encoding, policy)? {
             Some(why) => {
                 let encoding = wanted.encoding.as_str();
                 selection.notes.push(format!("{}: kept, not {encoding}: {why}", tensor.name));
@@ -174,16 +175,16 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
         }
         let mut content = Content::Whole;
         if let Some(list) = keep_rows {
-            check_prunable(checkpoint, tensor, &list)?;
-            insert(&mut published, remapping(tensor, &name, list.clone())?)?;
+            check_prunable(checkpoint, tensor, &list, policy)?;
+            let remapping = remapping(tensor, &name, list.clone());
+            let remapping = remapping.map_err(|source| bad_name(&tensor.name, policy, source))?;
+            insert(&mut published, remapping, policy)?;
             content = Content::Rows(list);
         }
-        insert(&mut published, Selected { tensor, name, form, content })?;
+        insert(&mut published, Selected { tensor, name, form, content }, policy)?;
     }
     for (name, error) in &checkpoint.unreadable {
-        let treatment = policy.treat(name);
-        let (rule, treatment) =
-            treatment.map_err(|source| SelectError::BadName { tensor: name.clone(), source })?;
+        let (rule, treatment) = policy.treat(name).map_err(|source| bad_name(name, policy, source))?;
         used.extend(rule);
         if !matches!(treatment, Treatment::Drop) {
             return Err(SelectError::Unreadable(error.clone()));
@@ -217,22 +218,32 @@ fn form(tensor: &Tensor, wanted: &Wanted, policy: &Policy) -> Result<Form, Selec
                 multiple,
                 padded,
                 encoding: encoding.as_str(),
-                rule: policy.place_of_rule(&tensor.name).unwrap_or_default(),
+                rule: rule_of(policy, &tensor.name),
             });
         }
     }
     Ok(form)
 }
 
+/// The rule that a tensor falls under, for people.
+fn rule_of(policy: &Policy, name: &TensorName) -> String {
+    policy.place_of_rule(name).unwrap_or_else(|| "no rule".to_owned())
+}
+
+fn bad_name(tensor: &TensorName, policy: &Policy, source: DocumentError) -> SelectError {
+    SelectError::BadName { tensor: tensor.clone(), rule: rule_of(policy, tensor), source }
+}
+
 fn insert<'c>(
     published: &mut BTreeMap<TensorName, Selected<'c>>,
     selected: Selected<'c>,
+    policy: &Policy,
 ) -> Result<(), SelectError> {
     let (name, second) = (selected.name.clone(), selected.tensor.name.clone());
-    match published.insert(name.clone(), selected) {
-        Some(first) => Err(SelectError::Collision { name, first: first.tensor.name.clone(), second }),
-        None => Ok(()),
-    }
+    let Some(first) = published.insert(name.clone(), selected) else { return Ok(()) };
+    let first = first.tensor.name.clone();
+    let rules = format!("{} and {}", rule_of(policy, &first), rule_of(policy, &second));
+    Err(SelectError::Collision { name, first, second, rules })
 }
 
 /// The name of the remapping of the pruned table `name`.
@@ -244,34 +255,45 @@ pub fn remapping_name(name: &TensorName) -> Result<TensorName, DocumentError> {
 }
 
 /// What stands beside the pruned table `name`.
-fn remapping<'c>(tensor: &'c Tensor, name: &TensorName, list: KeepRows) -> Result<Selected<'c>, SelectError> {
-    let name = remapping_name(name);
-    let name = name.map_err(|source| SelectError::BadName { tensor: tensor.name.clone(), source })?;
+fn remapping<'c>(
+    tensor: &'c Tensor,
+    name: &TensorName,
+    list: KeepRows,
+) -> Result<Selected<'c>, DocumentError> {
+    let name = remapping_name(name)?;
     let form = Form::plain(Encoding::Keep);
     Ok(Selected { tensor, name, form, content: Content::Remapping(list) })
 }
 
 /// Whether `tensor` is a table, and `list` a list of numbers as far as metadata tells.
-fn check_prunable(checkpoint: &Checkpoint, tensor: &Tensor, list: &KeepRows) -> Result<(), SelectError> {
+fn check_prunable(
+    checkpoint: &Checkpoint,
+    tensor: &Tensor,
+    list: &KeepRows,
+    policy: &Policy,
+) -> Result<(), SelectError> {
+    let rule = || rule_of(policy, &tensor.name);
     let rows = match tensor.shape.as_slice() {
         &[rows, _] => Some(rows).filter(|&rows| rows <= limits::PRUNED_ROWS),
         _ => None,
     };
     if rows.is_none() {
         let shape = tensor.shape.clone();
-        return Err(SelectError::NotPrunable { tensor: tensor.name.clone(), shape });
+        return Err(SelectError::NotPrunable { tensor: tensor.name.clone(), shape, rule: rule() });
     }
     let KeepRows::Tensor(list) = list else { return Ok(()) };
-    let why = match checkpoint.tensor(list) {
-        None => "which the checkpoint does not hold".to_owned(),
-        Some(list) if list.dtype.is_float() || list.dtype == Dtype::Bool || list.shape.len() != 1 => format!(
-            "which is {} of shape {:?}: a list of rows is integers, of one dimension",
-            list.dtype.as_str(),
-            list.shape
-        ),
+    let (class, why) = match checkpoint.tensor(list) {
+        None => (Class::RowListMissing, "which the checkpoint does not hold".to_owned()),
+        Some(list) if list.dtype.is_float() || list.dtype == Dtype::Bool || list.shape.len() != 1 => {
+            let (dtype, shape) = (list.dtype.as_str(), &list.shape);
+            let why =
+                format!("which is {dtype} of shape {shape:?}: a list of rows is integers, of one dimension");
+            (Class::RowListBad, why)
+        }
         Some(_) => return Ok(()),
     };
-    Err(SelectError::BadRowList { tensor: tensor.name.clone(), list: list.clone(), why })
+    let detail = format!("keep_rows of {} names the tensor {list:?}, {why}; change the rule", rule());
+    Err(SelectError::BadRowList(ReadError::new(class, detail).of_tensor(tensor.name.as_str())))
 }
 
 /// A line for each rule that no tensor falls to, up to a bound.
@@ -294,7 +316,7 @@ fn unused_rules(policy: &Policy, used: &BTreeSet<usize>) -> Vec<String> {
 const RULES_NAMED: usize = 20;
 
 /// Why `encoding` cannot apply to `tensor`, if it cannot.
-fn unfit(tensor: &Tensor, encoding: Encoding) -> Result<Option<&'static str>, SelectError> {
+fn unfit(tensor: &Tensor, encoding: Encoding, policy: &Policy) -> Result<Option<&'static str>, SelectError> {
     if encoding == Encoding::Keep {
         return Ok(None);
     }
@@ -317,6 +339,7 @@ fn unfit(tensor: &Tensor, encoding: Encoding) -> Result<Option<&'static str>, Se
             bytes,
             encoding: encoding.as_str(),
             limit: limits::ROW_BYTES,
+            rule: rule_of(policy, &tensor.name),
         });
     }
     Ok(None)
@@ -502,7 +525,11 @@ mod tests {
             ("match = 'a.x'\nrename = 'c'\nkeep_rows = 'x'", "the name \"c.index_remapping\""),
             ("match = '*.x'\nrename = 'same'", "both \"a.x\" and \"b.x\" the name \"same\""),
             ("match = 'a.*'\nrename = 'b.$1'", "both \"a.x\" and \"b.x\" the name \"b.x\""),
-            ("match = 'b.*'\nrename = '../$1'", "renaming \"b.x\": tensor name \"../x\" is refused"),
+            ("match = 'a.*'\nrename = 'b.$1'", "by rule 1 (\"a.*\") and no rule; change a rename"),
+            ("match = '[v]'\n[[rule]]\nmatch = 'v'\nkeep_rows = 'x'", "narrow the pattern of rule 2 (\"v\")"),
+            ("match = '*.x'\nkeep_rows = { tensor = 'none' }", "keep_rows of rule 1 (\"*.x\") names"),
+            ("match = 'wi*'\nencode = 'int8'", "or cast it, in rule 1 (\"wi*\") or in a rule in front"),
+            ("match = 'b.*'\nrename = '../$1'", "under rule 1 (\"b.*\"): tensor name \"../x\" is refused"),
             ("match = '**'\ndrop = true", "drops all 6 tensors"),
             ("match = 'wide'\nencode = 'int8'", "tensor \"wide\": a row of 33554432 bytes is too wide"),
         ] {

@@ -107,6 +107,13 @@ impl Folder {
         tree::list(&self.path, wanted)
     }
 
+    /// The path of `folder` relative to this one, where it lies below it.
+    pub(super) fn relative(&self, folder: &Path) -> Option<String> {
+        let folder = folder.canonicalize().ok()?;
+        let relative = folder.strip_prefix(&self.path).ok()?.to_str()?;
+        (!relative.is_empty()).then(|| relative.to_owned())
+    }
+
     /// The file at `name`, a relative path. One that a person named may be a link to anywhere.
     pub(super) fn file(&self, name: &str, named: bool) -> Result<PinnedFile> {
         let path = self.path.join(name);

@@ -206,6 +206,15 @@ impl Source {
         }
     }
 
+    /// The path of `folder` relative to this one, with `/` between parts, where it lies below it; links are followed.
+    #[must_use]
+    pub fn relative(&self, folder: &Path) -> Option<String> {
+        match &self.place {
+            Place::Local(own) => own.relative(folder),
+            Place::Remote(_) => None,
+        }
+    }
+
     /// Whether the file at `name` was looked up before.
     #[must_use]
     pub fn has_looked_up(&self, name: &str) -> bool {

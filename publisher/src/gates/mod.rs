@@ -15,7 +15,7 @@ pub struct Judged<'a> {
     pub name: &'a TensorName,
     /// What was measured while it was encoded.
     pub statistics: &'a Statistics,
-    /// Whether it has rows that mean something to people: two dimensions or more.
+    /// Whether its figures are taken row by row: it has two dimensions or more, and its rows fit into chunks.
     pub has_rows: bool,
 }
 

@@ -274,8 +274,7 @@ fn encode_part(
     }
     let mut statistics = statistics.finish();
     if let Content::Rows(kept) = &planned.content
-        && tensor.shape.last() == Some(&rows.elements)
-        && runs.rows == 1
+        && rows.own
     {
         statistics.renumber_rows(|row| kept.source_row(row).unwrap_or(row));
     }
@@ -300,8 +299,8 @@ fn read(
     }
 }
 
-/// How a tensor's bytes are handed to its encoder: row by row; or, where a row is one element, in runs of
-/// [`RUN_ELEMENTS`] and what is left over.
+/// How a tensor's bytes are handed to its encoder: row by row; or, where the rows are not the tensor's own but single
+/// elements, in runs of [`RUN_ELEMENTS`] and what is left over.
 struct Runs<'t> {
     tensor: &'t Tensor,
     planned: &'t Planned,
@@ -312,8 +311,7 @@ struct Runs<'t> {
 
 impl<'t> Runs<'t> {
     fn of(tensor: &'t Tensor, planned: &'t Planned) -> std::result::Result<Self, ReadError> {
-        let rows =
-            if planned.rows.elements == 1 && !planned.form.encoding.is_row_wise() { RUN_ELEMENTS } else { 1 };
+        let rows = if planned.rows.own { 1 } else { RUN_ELEMENTS };
         let encoder = encoder(tensor, planned, rows * planned.rows.elements)?;
         Ok(Self { tensor, planned, encoder, rows })
     }

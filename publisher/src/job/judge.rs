@@ -36,8 +36,8 @@ pub fn judge(
 }
 
 fn judged<'a>(plan: &'a Plan, at: usize, statistics: &'a Statistics) -> Judged<'a> {
-    let has_rows = plan.stored[at].metadata.shape.len() > 1;
-    Judged { name: &plan.tensors[at].name, statistics, has_rows }
+    let planned = &plan.tensors[at];
+    Judged { name: &planned.name, statistics, has_rows: planned.rows.own }
 }
 
 fn artifacts(plan: &Plan) -> Option<ArtifactsReport> {
@@ -49,11 +49,15 @@ fn artifacts(plan: &Plan) -> Option<ArtifactsReport> {
 fn saturated((planned, statistics): (&Planned, &Statistics)) -> Option<String> {
     let limit = planned.form.encoding.saturates_at()?;
     let (name, encoding) = (&planned.name, planned.form.encoding.as_str());
-    let (count, all, rows) = (statistics.saturated_elements, statistics.elements, statistics.saturated_rows);
+    let (count, all) = (statistics.saturated_elements, statistics.elements);
+    let in_rows = match statistics.saturated_rows {
+        rows if planned.rows.own => format!(", in {rows} rows,"),
+        _ => String::new(),
+    };
     (count > 0).then(|| {
         format!(
-            "{name}: {count} of {all} values, in {rows} rows, are beyond {encoding}'s largest number and stored \
-             as it: {limit}"
+            "{name}: {count} of {all} values{in_rows} are beyond {encoding}'s largest number and stored as it: \
+             {limit}"
         )
     })
 }

@@ -124,9 +124,14 @@ pub struct Published {
 }
 
 /// Plans off the I/O threads: lists of rows to keep are read, and folders searched for artifacts.
-async fn plan_apart(checkpoint: Checkpoint, request: &Request, budget: Budget) -> Result<Arc<plan::Plan>> {
-    let policy = request.policy.clone();
-    let planned = tokio::task::spawn_blocking(move || plan::plan(checkpoint, &policy, budget.memory));
+async fn plan_apart(
+    root: &Root,
+    checkpoint: Checkpoint,
+    request: &Request,
+    budget: Budget,
+) -> Result<Arc<plan::Plan>> {
+    let (policy, store) = (request.policy.clone(), root.folder().to_path_buf());
+    let planned = tokio::task::spawn_blocking(move || plan::plan(checkpoint, &policy, &store, budget.memory));
     Ok(Arc::new(planned.await.map_err(|error| Failure::internal("planning", error))??))
 }
 
@@ -141,7 +146,7 @@ pub async fn publish(
     progress: &Arc<dyn Progress>,
 ) -> Result<Published> {
     let checkpoint = accept::accept(request, budget).await?;
-    let plan = plan_apart(checkpoint, request, budget).await?;
+    let plan = plan_apart(root, checkpoint, request, budget).await?;
     tracing::info!(
         model = %request.model,
         step = request.step,

@@ -2,6 +2,7 @@
 //! listing and the policy's rules: the same in every run, on every machine, with any number of threads.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use weighbridge_converter::checkpoint::{Checkpoint, Tensor};
@@ -96,6 +97,8 @@ pub struct Rows {
     pub encoded_bytes: u64,
     /// Bytes of a row in the checkpoint.
     pub source_bytes: u64,
+    /// Whether they are what the tensor's first dimension counts. Only then do their numbers mean anything to people.
+    pub own: bool,
 }
 
 /// A chunk to make: rows of one tensor, or several small tensors whole; or a part of an artifact.
@@ -206,14 +209,16 @@ fn check_listing(checkpoint: &Checkpoint, stored: &[Stored], extra: u64, memory:
 
 /// Plans the publish of `checkpoint` under `policy`, within a budget of `memory` bytes.
 ///
+/// `store` is the folder that the store lies in: should that be below the checkpoint's, it holds no artifacts.
+///
 /// # Errors
 /// Where the policy does not fit the checkpoint, or the listing not the budget.
-pub fn plan(checkpoint: Checkpoint, policy: &Policy, memory: u64) -> Result<Plan> {
+pub fn plan(checkpoint: Checkpoint, policy: &Policy, store: &Path, memory: u64) -> Result<Plan> {
     check_listing(&checkpoint, &[], 0, memory)?;
     let selection = select(&checkpoint, policy)?;
     // Before lists of rows are looked up: one that is to be published too is no part of the checkpoint.
-    let artifacts = artifacts::select(&checkpoint.source, &policy.artifacts)?;
-    let lists = Lists::read(&checkpoint, &selection, memory)?;
+    let artifacts = artifacts::select(&checkpoint.source, &policy.artifacts, store)?;
+    let lists = Lists::read(&checkpoint, &selection, policy, memory)?;
     let tensors = selection.published.iter().map(|selected| planned(&checkpoint, &lists, selected));
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
     let stored = selection.published.iter().zip(&tensors).map(stored).collect::<Result<Vec<_>>>()?;
@@ -275,13 +280,20 @@ struct Lists<'c> {
 
 impl<'c> Lists<'c> {
     /// Reads the lists, which may take their share of `memory` in all.
-    fn read(checkpoint: &Checkpoint, selection: &Selection<'c>, memory: u64) -> Result<Self> {
+    fn read(
+        checkpoint: &Checkpoint,
+        selection: &Selection<'c>,
+        policy: &Policy,
+        memory: u64,
+    ) -> Result<Self> {
         let mut left = memory / limits::KEEP_ROWS_SHARE;
         let mut lists = Self { kept: BTreeMap::new(), notes: Vec::new() };
         for selected in &selection.published {
             if let select::Content::Rows(list) = &selected.content {
-                let (kept, note) = prune::read_list(checkpoint, selected.tensor, list, &mut left)?;
-                lists.kept.insert(&selected.tensor.name, Arc::new(kept));
+                let name = &selected.tensor.name;
+                let read = prune::read_list(checkpoint, selected.tensor, list, &mut left);
+                let (kept, note) = read.map_err(|error| by_rule(error.into(), policy, name))?;
+                lists.kept.insert(name, Arc::new(kept));
                 lists.notes.extend(note);
             }
         }
@@ -300,6 +312,14 @@ impl<'c> Lists<'c> {
             sum.saturating_add(entry).saturating_add(kept.memory())
         })
     }
+}
+
+/// Says which rule it was that asked for a list of rows.
+fn by_rule(mut failure: Failure, policy: &Policy, table: &TensorName) -> Failure {
+    if let Some(rule) = policy.place_of_rule(table) {
+        failure.message.push_str(&format!("; keep_rows of {rule} names this list"));
+    }
+    failure
 }
 
 fn planned(checkpoint: &Checkpoint, lists: &Lists<'_>, selected: &Selected<'_>) -> Result<Planned> {
@@ -358,24 +378,24 @@ impl Rows {
     /// `None` where a size does not fit 64 bits.
     fn of(shape: &[u64], dtype: Dtype, form: &Form) -> Option<Self> {
         let row_wise = form.encoding.is_row_wise();
-        let of = |count: u64, elements: u64| {
+        let of = |count: u64, elements: u64, own: bool| {
             let encoded_bytes = form.row_bytes(elements, dtype)?;
             count.checked_mul(encoded_bytes)?;
             let source_bytes = elements.checked_mul(dtype.size())?;
-            Some(Self { count, elements, encoded_bytes, source_bytes })
+            Some(Self { count, elements, encoded_bytes, source_bytes, own })
         };
         let total = element_count(shape, dtype)?;
         if let [rows, inner @ ..] = shape
             && !inner.is_empty()
             && (total > 0 || row_wise)
         {
-            let rows = of(*rows, inner.iter().product())?;
+            let rows = of(*rows, inner.iter().product(), true)?;
             let fits = rows.encoded_bytes <= limits::CHUNK_BYTES && rows.elements <= WIDEST_ROW;
             if row_wise || fits {
                 return Some(rows);
             }
         }
-        of(total, 1)
+        of(total, 1, false)
     }
 }
 

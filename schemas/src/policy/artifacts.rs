@@ -3,22 +3,27 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::DOCUMENT;
+use super::{DOCUMENT, list};
 use crate::error::{DocumentError, shorten};
 use crate::limits;
 use crate::pattern::{Pattern, SLASH};
 
 /// Patterns on paths relative to the checkpoint's folder: `*` within a part of the path, `**` across parts. Without
-/// any, no artifact is published.
+/// any, no artifact is published. Of a file its bytes and its path are published, not whether it may be executed; an
+/// empty folder is not published.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ArtifactsFile {
     /// Which files are published. Files that the checkpoint itself consists of never are.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "patterns")]
     pub include: Vec<String>,
     /// Which of them are not.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "patterns")]
     pub exclude: Vec<String>,
+}
+
+fn patterns<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    list::deserialize(deserializer, "a list of patterns in brackets, such as [\"*.json\"]")
 }
 
 impl ArtifactsFile {
@@ -85,12 +90,26 @@ fn compile(list: &str, patterns: &[String]) -> Result<Vec<Pattern>, DocumentErro
         return Err(DocumentError::OverLimit { document: DOCUMENT, why });
     }
     let compiled = patterns.iter().map(|text| {
-        Pattern::parse(text, SLASH).map_err(|error| {
+        check_parts(text).and_then(|()| Pattern::parse(text, SLASH)).map_err(|error| {
             let place = format!("artifacts.{list} ({:?})", shorten(text));
-            DocumentError::malformed(DOCUMENT, format!("{place}: {error}"))
+            let why = match error {
+                DocumentError::Malformed { why, .. } => why,
+                other => other.to_string(),
+            };
+            DocumentError::malformed(DOCUMENT, format!("{place}: {why}"))
         })
     });
     compiled.collect()
+}
+
+/// Refuses what no path relative to a folder matches.
+fn check_parts(pattern: &str) -> Result<(), DocumentError> {
+    if pattern.split(SLASH).any(|part| matches!(part, "" | "." | "..")) {
+        let why = "it matches no file: paths are relative to the checkpoint's folder, and none of their parts is \
+                   empty, '.' or '..'; all that a folder holds is FOLDER/**";
+        return Err(DocumentError::malformed(DOCUMENT, why));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -117,6 +136,11 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         assert!(artifacts(&[], &["a"]).unwrap_err().to_string().contains("artifacts.include"));
+        for never in ["/etc/hosts", "./config.json", "a/../b", "..", "a//b", "tokenizer/", "**/./a", "."] {
+            let error = artifacts(&["a"], &[never]).unwrap_err().to_string();
+            assert!(error.contains(&format!("artifacts.exclude ({never:?}): it matches no file")), "{error}");
+        }
+        assert!(artifacts(&[".hidden", "..a/b.", "**/.*"], &[]).is_ok());
         assert!(artifacts(&[""], &[]).unwrap_err().to_string().contains("artifacts.include (\"\")"));
         let many = vec!["a*"; limits::ARTIFACT_PATTERNS + 1];
         assert!(artifacts(&many, &[]).is_ok(), "one and the same pattern");

@@ -11,7 +11,8 @@ use crate::names::TensorName;
 /// What is put behind a pruned table's name for the tensor that says where each row of the source went.
 pub const INDEX_REMAPPING: &str = ".index_remapping";
 
-/// Where the numbers of the rows to keep stand. `$1` to `$9` stand for what the rule's wildcards matched.
+/// Where the numbers of the rows to keep stand. `$1` to `$9` stand for what the rule's wildcards matched, and `$$` for
+/// a `$`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum KeepRowsFile {

@@ -18,6 +18,7 @@ use crate::names::{ChannelName, TensorName};
 mod artifacts;
 mod encode;
 mod keep_rows;
+mod list;
 mod rule;
 
 pub use artifacts::{Artifacts, ArtifactsFile};
@@ -48,7 +49,7 @@ pub struct PolicyFile {
     /// Always `weighbridge.policy/v1`.
     pub schema: PolicySchema,
     /// In order; the first match wins; what matches no rule is kept as it is.
-    #[serde(default, rename = "rule")]
+    #[serde(default, rename = "rule", deserialize_with = "rules")]
     pub rules: Vec<RuleFile>,
     /// Which files beside the checkpoint are published with it.
     #[serde(default, skip_serializing_if = "ArtifactsFile::is_empty")]
@@ -62,6 +63,10 @@ pub struct PolicyFile {
     /// What `gc` keeps.
     #[serde(default)]
     pub retention: Retention,
+}
+
+fn rules<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<RuleFile>, D::Error> {
+    list::deserialize(deserializer, "a list of rules, each of which begins with [[rule]]")
 }
 
 /// What to do about values that a gate finds.
@@ -79,7 +84,7 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Gates {
-    /// NaN or infinity in a tensor, or an encoded value that overflows.
+    /// NaN or infinity in a tensor, or a finite value that overflows when it is encoded.
     #[serde(default)]
     pub non_finite: Verdict,
     /// Largest root-mean-square reconstruction error of a tensor, relative to the tensor's root mean square.
@@ -351,6 +356,7 @@ mod tests {
         assert_eq!(renamed("**.weight", "w$1", "weight"), "w", "what matched nothing is empty");
         assert_eq!(renamed("a.*", "$10", "a.x"), "x0", "one digit");
         assert_eq!(renamed("a.*", "plain", "a.x"), "plain");
+        assert_eq!(renamed("a.*", "$$1.$1$$$1$$", "a.x"), "$1.x$x$", "two stand for one");
         let nine = ["*"; 9].join(".");
         assert_eq!(renamed(&nine, "$9$8$7$6$5$4$3$2$1", "1.2.3.4.5.6.7.8.9"), "987654321");
     }
@@ -411,6 +417,15 @@ mod tests {
             ("[[rule]]\nmatch = 'a'\ndrop = true\nencode = 'f16'", "drop"),
             ("[[rule]]\nmatch = 'a.*'\nrename = '$2'", "rename"),
             ("[[rule]]\nmatch = 'a.*'\nrename = '$'", "rename"),
+            ("[[rule]]\nmatch = 'a.*'\nrename = '$$$'", "rename"),
+            (
+                "[rule]\nmatch = 'a'",
+                "line 2: invalid type: map, expected a list of rules, each of which begins with [[rule]]",
+            ),
+            (
+                "[artifacts]\ninclude = '*.json'",
+                "expected a list of patterns in brackets, such as [\"*.json\"]",
+            ),
             ("[[rule]]\nmatch = 'a'\ndrop = true\nkeep_rows = 'x'", "drop"),
             ("[[rule]]\nmatch = 'a'\nkeep_rows = '$1.ids'", "keep_rows"),
             ("[[rule]]\nmatch = 'a'\nkeep_rows = 1", "a file's path"),

@@ -27,7 +27,7 @@ pub struct RuleFile {
     /// The element type to cast it to: another word for the encoding of that name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<CastDtype>,
-    /// Its name in the snapshot; `$1` to `$9` are what the wildcards matched, in order.
+    /// Its name in the snapshot; `$1` to `$9` are what the wildcards matched, in order, and `$$` is a `$`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rename: Option<String>,
     /// Which rows of the table are kept; absent: all. Beside the table stands `NAME.index_remapping`, which says for
@@ -91,18 +91,25 @@ impl Rule {
     }
 }
 
-/// Every `$` in a replacement is followed by the number of a wildcard of the pattern.
+/// Every `$` in a replacement is followed by another one, or by the number of a wildcard of the pattern.
 fn check_template(field: &str, template: &str, wildcards: usize) -> Result<(), DocumentError> {
     if template.len() > limits::PATTERN_BYTES {
         let why = format!("{field} has at most {} bytes", limits::PATTERN_BYTES);
         return Err(DocumentError::malformed(DOCUMENT, why));
     }
-    for behind in template.split('$').skip(1) {
-        let digit = behind.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0);
+    let mut rest = template;
+    while let Some((_, sign, behind)) = next_sign(rest) {
+        rest = behind;
+        if sign == Some('$') {
+            continue;
+        }
+        let digit = sign.and_then(|c| c.to_digit(10)).unwrap_or(0);
         if digit == 0 || digit as usize > wildcards {
             let why = match wildcards {
-                0 => format!("{field}: '$' stands for a wildcard, and match has none"),
-                _ => format!("{field}: '$' is followed by a wildcard's number; match has {wildcards}"),
+                0 => format!("{field}: '$' stands for a wildcard, and match has none; write '$$' for a '$'"),
+                _ => format!(
+                    "{field}: '$' is followed by a wildcard's number, and match has {wildcards}; write '$$' for a '$'"
+                ),
             };
             return Err(DocumentError::malformed(DOCUMENT, why));
         }
@@ -110,14 +117,26 @@ fn check_template(field: &str, template: &str, wildcards: usize) -> Result<(), D
     Ok(())
 }
 
-/// `template` with every `$1` to `$9` replaced by what that wildcard matched.
+/// What stands before the first `$` of `template`, the character behind it, and the rest.
+fn next_sign(template: &str) -> Option<(&str, Option<char>, &str)> {
+    let (before, behind) = template.split_once('$')?;
+    let mut rest = behind.chars();
+    Some((before, rest.next(), rest.as_str()))
+}
+
+/// `template` with every `$1` to `$9` replaced by what that wildcard matched, and every `$$` by a `$`.
 pub(super) fn substitute(template: &str, captures: &[&str]) -> String {
-    let mut parts = template.split('$');
-    let mut name = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let digit = part.chars().next().and_then(|c| c.to_digit(10)).unwrap_or(0) as usize;
-        name.push_str(digit.checked_sub(1).and_then(|at| captures.get(at)).copied().unwrap_or_default());
-        name.push_str(part.get(1..).unwrap_or_default());
+    let mut name = String::new();
+    let mut rest = template;
+    while let Some((before, sign, behind)) = next_sign(rest) {
+        name.push_str(before);
+        let digit = sign.and_then(|c| c.to_digit(10)).unwrap_or(0) as usize;
+        match sign {
+            Some('$') => name.push('$'),
+            _ => name
+                .push_str(digit.checked_sub(1).and_then(|at| captures.get(at)).copied().unwrap_or_default()),
+        }
+        rest = behind;
     }
-    name
+    name + rest
 }

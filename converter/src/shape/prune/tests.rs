@@ -88,7 +88,10 @@ fn what_is_wrong_with_a_list_is_said_where() {
         ("1\n2 3\n", "line 2: '3' where only"),
         ("1\n-1", "line 2: '-'"),
         ("0x1", "line 1: 'x'"),
-        ("\u{feff}1", "line 1: "),
+        ("1\u{feff}", "line 1: '\\u{feff}' where only"),
+        ("1\n\u{feff}2", "line 2: "),
+        ("3\nzw\u{f6}lf", "line 2: 'z'"),
+        ("\u{2212}1", "line 1: '\u{2212}' where only"),
         ("99999999999999999999999999999999999999999999", "there is no row 18446744073709551615"),
         (" \n", "is empty"),
         ("", "is empty; to leave the table out, drop it"),
@@ -97,6 +100,9 @@ fn what_is_wrong_with_a_list_is_said_where() {
         assert_eq!(error.class(), Class::RowListBad);
         assert!(error.to_string().contains(words), "{text:?}: {error}");
     }
+    let marked = from_file(folder.path(), "\u{feff}1\n2", 8).unwrap().0;
+    assert_eq!(marked.count(), 2, "a byte order mark in front is none of the list");
+    std::fs::write(folder.path().join("bytes"), b"1\n\xff").unwrap();
     let error = from_tensor(&[0, -3], 4).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -109,6 +115,7 @@ fn what_is_wrong_with_a_list_is_said_where() {
         read_list(&checkpoint, &checkpoint.tensors[1], &list, &mut 1000).unwrap_err().class()
     };
     assert_eq!(open("none"), Class::RowListMissing);
+    assert_eq!(open("bytes"), Class::RowListBad);
     assert_eq!(open("../list"), Class::IndexPathEscape);
     assert_eq!(open("/etc/hostname"), Class::IndexPathEscape);
 }
