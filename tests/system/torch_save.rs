@@ -25,6 +25,54 @@ fn altered(path: &Path, from: &[u8], to: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// A stored zip archive without checksums.
+fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let (mut bytes, mut directory) = (Vec::new(), Vec::new());
+    let four = |size: usize| u32::try_from(size).unwrap().to_le_bytes();
+    for (name, data) in entries {
+        let (header, name_length, length) = (four(bytes.len()), four(name.len()), four(data.len()));
+        bytes.extend(
+            [&b"PK\x03\x04\0\0\x08\x08\0\0"[..], &[0; 16], &name_length, name.as_bytes(), data].concat(),
+        );
+        directory
+            .extend([&b"PK\x01\x02\0\0\0\0\x08\x08"[..], &[0; 10], &length, &length, &name_length].concat());
+        directory.extend([&[0; 10][..], &header, name.as_bytes()].concat());
+    }
+    let ends = [four(directory.len()), four(bytes.len())].concat();
+    let count = &four(entries.len())[..2];
+    [bytes, directory, [&b"PK\x05\x06\0\0\0\0"[..], count, count, &ends, &[0; 2]].concat()].concat()
+}
+
+/// A dict of 1000 names for one tensor, 490 times under names of 200 bytes: a few kilobytes that mean half a million
+/// tensors. Neither command makes the names.
+#[test]
+fn names_that_take_more_memory_than_the_budget_are_refused() {
+    let number = |index: u16| [b"M".as_slice(), &index.to_le_bytes()].concat();
+    let dict = |count: u16, value: &[u8]| {
+        let pairs: Vec<_> = (0..count).map(|index| [&number(index)[..], value].concat()).collect();
+        [b"}(", &pairs.concat()[..], b"u"].concat()
+    };
+    let tensor =
+        b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000\
+                   X\x03\0\0\0cpuK\x01tQK\0K\x01\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR";
+    let long = [b"X\xc8\0\0\0", "x".repeat(200).as_bytes()].concat();
+    let inner = [&dict(1000, b"h\0")[..], b"q\x01"].concat();
+    let outer = dict(490, b"h\x01");
+    let object =
+        [b"\x80\x02}(X\x01\0\0\0t", &tensor[..], b"q\0X\x01\0\0\0d", &inner, &long, &outer, b"u."].concat();
+    let store = Store::new();
+    let path = store.folder.path().join("shared.pt");
+    std::fs::write(&path, archive(&[("m/data.pkl", &object), ("m/data/0", &[0; 4])])).unwrap();
+    assert!(std::fs::metadata(&path).unwrap().len() < 16 << 10);
+    let inspect = ["inspect".as_ref(), path.as_os_str(), "--memory".as_ref(), "256MiB".as_ref()];
+    for run in [store.run(inspect), store.publish(&path, &["--memory", "256MiB"])] {
+        assert_eq!(run.failed(4), "limit_exceeded");
+        for word in ["shared.pt", "listing", "KiB", "--memory"] {
+            assert!(run.stderr.contains(word), "{word}: {run:?}");
+        }
+    }
+}
+
 /// Tensors beside one object of a class that is not known: the class is named, and how to save the weights alone.
 #[test]
 fn an_unknown_class_beside_tensors_is_refused_with_a_way_out() {

@@ -149,7 +149,7 @@ fn local_length(entry: &zip::Entry<'_>) -> u64 {
 pub(super) fn wrong_checksum(what: &str, recorded: u32, found: u32) -> ReadError {
     let why = format!(
         "{what:?} has the CRC-32 {found:08x}, but {recorded:08x} is recorded: the file was damaged after it was \
-         saved; copy it anew"
+         saved; copy it again, or save it anew"
     );
     ReadError::new(Class::ZipCrc, why)
 }

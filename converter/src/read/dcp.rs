@@ -29,6 +29,7 @@ use weighbridge_schemas::names::TensorName;
 
 use self::metadata::{Chunk, Entry, Items, Listing, Stored, Transform, shown};
 use super::pickle::{self, Pickle, Place};
+use super::room::Room;
 use super::unpack::{self, Unpacker};
 use crate::checkpoint::{Checkpoint, Location, Others, Slice, Tensor};
 use crate::error::{Class, ReadError, Result};
@@ -53,14 +54,18 @@ const OTHER_KIND: &str = "object";
 /// [`Class::DcpNoMetadata`] where the save has not finished, [`Class::UnsupportedFormat`] for layouts of other
 /// kinds, and a class that says what is wrong with the metadata, the data files or the chunks.
 pub fn open(source: Source) -> Result<Checkpoint> {
+    let budget = source.metadata_left();
     let metadata = read_metadata(&source)?;
+    let metadata_bytes =
+        metadata.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(bytes.len() as u64));
+    let mut room = Room::new(budget, metadata_bytes);
     let mut pickles = Vec::with_capacity(metadata.len());
     for (name, bytes) in &metadata {
         pickles.push((name, pickle::parse(bytes, Place::Metadata).map_err(|error| error.in_file(name))?));
     }
     let mut listing = Listing::default();
     for (name, pickle) in &pickles {
-        add(&mut listing, pickle).map_err(|error| error.in_file(*name))?;
+        add(&mut listing, pickle, &mut room).map_err(|error| error.in_file(*name))?;
     }
     listing.check_count().map_err(in_metadata)?;
     let files = Files::open(&source, &listing)?;
@@ -83,8 +88,8 @@ pub fn open(source: Source) -> Result<Checkpoint> {
 }
 
 /// Adds what one file of metadata says.
-fn add<'a>(listing: &mut Listing<'a>, pickle: &Pickle<'a>) -> Result<()> {
-    let later = Listing::of(pickle)?;
+fn add<'a>(listing: &mut Listing<'a>, pickle: &Pickle<'a>, room: &mut Room) -> Result<()> {
+    let later = Listing::of(pickle, room)?;
     if listing.items.files.is_empty() && listing.entries.is_empty() {
         *listing = later;
         return Ok(());

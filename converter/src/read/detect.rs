@@ -17,6 +17,9 @@ const FIRST_BYTES: u64 = 4096;
 /// The length of a zip archive's end record, which stands last.
 const ZIP_END_BYTES: u64 = 22;
 
+/// The folder for files of ranks.
+const SHARDED: &str = "sharded/";
+
 /// What the first torch versions wrote, and `_use_new_zipfile_serialization=False` writes: pickles and bytes in a row.
 const LEGACY: &[u8] = b"\x80\x02\x8A\x0A\x6C\xFC\x9C\x46\xF9\x20\x6A\xA8\x50\x19";
 /// How a file of another kind becomes one that is read.
@@ -52,12 +55,28 @@ pub fn format(source: &Source) -> Result<Format> {
         Some(name) => of_file(source, source.file(name)?.as_ref()),
         None => {
             let names = source.names()?;
-            match of_folder(&names)? {
+            match of_folder(&names).map_err(|error| in_sharded(source, &names).unwrap_or(error))? {
                 Format::TorchSave => of_file(source, source.file(&only_torch_save(&names)?)?.as_ref()),
                 format => Ok(format),
             }
         }
     }
+}
+
+/// The refusal of a folder in which there is but `sharded/`: where PyTorch's HuggingFaceStorageWriter leaves the files
+/// of ranks that it was not asked to put together.
+fn in_sharded(source: &Source, names: &[String]) -> Option<ReadError> {
+    let mut is_there = false;
+    if names.is_empty() {
+        source
+            .tree(&mut |path| {
+                is_there |= path.starts_with(SHARDED) && path.ends_with(".safetensors");
+                false
+            })
+            .ok()?;
+    }
+    let why = "the folder holds no file itself, but safetensors files of ranks in its folder sharded; name FOLDER/sharded";
+    is_there.then(|| unsupported(why))
 }
 
 fn of_folder(names: &[String]) -> Result<Format> {
@@ -142,7 +161,7 @@ fn of_file(source: &Source, file: &SourceFile) -> Result<Format> {
 }
 
 /// Whether `first` are a header length that may be and the first byte of a header.
-fn is_safetensors(first: &[u8]) -> bool {
+pub(crate) fn is_safetensors(first: &[u8]) -> bool {
     let length = first.first_chunk().map(|&length| u64::from_le_bytes(length));
     length.is_some_and(|length| length <= limits::SAFETENSORS_HEADER_BYTES) && first.get(8) == Some(&b'{')
 }
@@ -259,6 +278,15 @@ mod tests {
             assert!(message.contains(names[0]) && message.contains("name one of them"), "{message}");
         }
         assert!(refusal(of_names(&["config.json", "notes.txt"])).contains("config.json, notes.txt"));
+    }
+
+    #[test]
+    fn files_of_ranks_in_a_folder_below_are_pointed_to() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("sharded")).unwrap();
+        std::fs::write(folder.path().join("sharded/a.safetensors"), b"").unwrap();
+        let refused = format(&Source::open(folder.path()).unwrap());
+        assert!(refusal(refused).contains("name FOLDER/sharded"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod header;
 mod index;
 mod json;
 pub mod pickle;
+mod room;
 pub mod safetensors;
 mod saved_tensor;
 pub mod torch_item;

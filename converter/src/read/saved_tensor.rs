@@ -6,6 +6,7 @@
 //! _rebuild_tensor_v2(storage, offset, sizes, strides, requires_grad, hooks[, metadata])         typed storage
 //! _rebuild_tensor_v3(storage, offset, sizes, strides, requires_grad, hooks, dtype[, metadata])  untyped storage
 //! _rebuild_parameter(tensor, requires_grad, hooks)
+//! _rebuild_from_type_v2(one of the first two, torch.Tensor, (its arguments), attributes)     attributes are dropped
 //! storage = ('storage', class, key, location, number of elements; of bytes where it is untyped)
 //! ```
 //!
@@ -21,6 +22,9 @@ use crate::error::{Class, ReadError, Result};
 
 /// What every refusal of a kind of tensor ends with.
 const OR_DROP: &str = "before it is saved, or drop it by a rule of the policy";
+
+/// What is left to do where a file does not fit what it says of itself.
+const COPY_AGAIN: &str = "the file is damaged; copy it again, or save it anew";
 
 /// A tensor, as its pickle has it. All counts are in elements.
 #[derive(Debug, PartialEq, Eq)]
@@ -51,14 +55,12 @@ impl<'p> SavedTensor<'p> {
             Some(_) => return Err(not_plain("a parameter without a tensor", "make it a plain tensor")),
             None => value,
         };
-        if let Some(made) = pickle.made(value, Global::RebuildTensorV2) {
-            return Self::version_2(pickle, pickle.tuple(made.arguments));
-        }
-        if let Some(made) = pickle.made(value, Global::RebuildTensorV3) {
-            return Self::version_3(pickle, pickle.tuple(made.arguments));
-        }
-        match pickle.maker(value) {
+        let (function, arguments) = function_of(pickle, value)?;
+        match function {
+            Some(Global::RebuildTensorV2) => Self::version_2(pickle, arguments),
+            Some(Global::RebuildTensorV3) => Self::version_3(pickle, arguments),
             Some(Global::OtherTensor(name)) => Err(other_tensor(name)),
+            Some(Global::Set) => Err(not_plain("a set with tensors, which has no order", "save a list")),
             _ => Err(not_plain("something that is not one tensor", "save a tensor there")),
         }
     }
@@ -141,7 +143,7 @@ impl<'p> SavedTensor<'p> {
     pub(super) fn check_storage(&self, stored: u64) -> Result<()> {
         if self.capacity.checked_mul(self.dtype.size()) != Some(stored) {
             let (capacity, dtype) = (self.capacity, self.dtype.as_str());
-            let why = format!("a storage of {capacity} {dtype} lies in {stored} bytes");
+            let why = format!("a storage of {capacity} {dtype} lies in {stored} bytes: {COPY_AGAIN}");
             return Err(ReadError::new(Class::StorageSizeMismatch, why));
         }
         // An empty tensor touches nothing, wherever it says it starts.
@@ -155,7 +157,7 @@ impl<'p> SavedTensor<'p> {
             return Ok(());
         }
         let why = format!(
-            "{:?} elements with strides {:?} from element {} on reach outside a storage of {}",
+            "{:?} elements with strides {:?} from element {} on reach outside a storage of {}: {COPY_AGAIN}",
             self.sizes, self.strides, self.offset, self.capacity
         );
         Err(out_of_bounds(why))
@@ -171,6 +173,21 @@ impl<'p> SavedTensor<'p> {
         let offset = first.ok_or_else(|| out_of_bounds("its first byte does not fit 64 bits"))?;
         let record = (has_checksums && record.length > 0).then_some(record);
         Ok(Strided { offset, strides: self.strides.clone(), record })
+    }
+}
+
+/// The function that was to make `value`, and its arguments: behind `_rebuild_from_type_v2` those of the tensor itself.
+fn function_of<'p>(pickle: &'p Pickle<'p>, value: Value<'p>) -> Result<(Option<Global>, &'p [Value<'p>])> {
+    let Some(made) = pickle.object(value) else { return Ok((None, &[])) };
+    let arguments = pickle.tuple(made.arguments);
+    match (made.by, arguments) {
+        (Global::RebuildFromType, &[Value::Global(function), class, Value::Tuple(arguments), _])
+            if class == Value::Global(Global::TensorClass) =>
+        {
+            Ok((Some(function), pickle.tuple(arguments)))
+        }
+        (Global::RebuildFromType, _) => Err(other_tensor("_rebuild_from_type_v2")),
+        (by, _) => Ok((Some(by), arguments)),
     }
 }
 
@@ -223,7 +240,7 @@ fn counts(pickle: &Pickle<'_>, tuple: Tuple) -> Result<Vec<u64>> {
     counts.collect()
 }
 
-fn unsupported_dtype(global: Global) -> ReadError {
+pub(super) fn unsupported_dtype(global: Global) -> ReadError {
     let (Global::OtherDtype(name) | Global::OtherStorage(name)) = global else {
         return ReadError::new(Class::BadDtype, "its storage has no supported element type");
     };

@@ -9,6 +9,7 @@ use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::limits;
 
 use super::archive::{Archive, wrong_checksum};
+use super::detect;
 use super::pickle::{self, Place};
 use super::saved_tensor::SavedTensor;
 use super::unpack::Readable;
@@ -65,7 +66,8 @@ fn tensor_in(archive: &Archive<'_, '_>, dtype: Dtype, sizes: &[u64]) -> Result<S
         let why = format!("an item of {length} bytes at byte {offset}, but the file ends at byte {end}");
         return Err(ReadError::new(Class::Truncated, why));
     }
-    let (place, directory) = archive.directory()?;
+    let (place, directory) =
+        archive.directory().map_err(|error| safetensors_item(archive).unwrap_or(error))?;
     let directory = zip::Directory::parse(&directory, &place)?;
     let prefix = directory.prefix()?;
     archive.check_byteorder(&directory, prefix)?;
@@ -84,6 +86,18 @@ fn tensor_in(archive: &Archive<'_, '_>, dtype: Dtype, sizes: &[u64]) -> Result<S
     }
     let record = archive.record(&entry, archive.data_start(&entry)?)?;
     saved.within(record, directory.has_checksums)
+}
+
+/// The refusal of an item that is a safetensors file, where it is one.
+fn safetensors_item(archive: &Archive<'_, '_>) -> Option<ReadError> {
+    let first = archive.bytes.read_vec_at(archive.offset, archive.length.min(9)).ok()?;
+    if !detect::is_safetensors(&first) {
+        return None;
+    }
+    let why = "an item is a safetensors file (FileSystemWriter with SerializationFormat.SAFETENSORS), which is not \
+               read within a distributed checkpoint; save with the default serialization_format, or with \
+               HuggingFaceStorageWriter";
+    Some(ReadError::new(Class::UnsupportedFormat, why))
 }
 
 /// Checks that the tensor is the one that `.metadata` declares here.
@@ -172,6 +186,14 @@ mod tests {
         assert_eq!(item[start..start + 48], storage);
         let first = usize::try_from(found.offset).unwrap() - 3;
         assert_eq!(item[first..first + 4], [108, 109, 110, 111]);
+    }
+
+    #[test]
+    fn an_item_of_safetensors_is_told_by_name() {
+        let file = [&2u64.to_le_bytes()[..], b"{}", &[0; 200]].concat();
+        let error = locate_in(&file, file.len() as u64, Dtype::F32, &[4]).unwrap_err();
+        assert_eq!(error.class(), Class::UnsupportedFormat);
+        assert!(error.to_string().contains("HuggingFaceStorageWriter"), "{error}");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use weighbridge_schemas::names::TensorName;
 use super::archive::Archive;
 use super::flatten::{self, Flat};
 use super::pickle::{self, Pickle, Place};
+use super::room::Room;
 use super::saved_tensor::SavedTensor;
 use super::unpack::Readable;
 use super::{detect, zip};
@@ -43,7 +44,8 @@ pub fn open(source: Source) -> Result<Checkpoint> {
         None => detect::only_torch_save(&source.names()?)?,
     };
     let file = source.file(&name)?;
-    let listing = detect::check_torch_save(&file).and_then(|()| Listing::of(&file));
+    let budget = source.metadata_left();
+    let listing = detect::check_torch_save(&file).and_then(|()| Listing::of(&file, budget));
     let listing = listing.map_err(|error| error.in_file(&name))?;
     let Listing { fingerprint, tensors, unreadable, others, notes } = listing;
     Ok(Checkpoint { source, format: Format::TorchSave, fingerprint, tensors, unreadable, others, notes })
@@ -59,7 +61,8 @@ struct Listing {
 }
 
 impl Listing {
-    fn of(file: &Arc<SourceFile>) -> Result<Self> {
+    /// Reads `file`, whose metadata may have `budget` bytes.
+    fn of(file: &Arc<SourceFile>, budget: u64) -> Result<Self> {
         let bytes = Readable::File(file);
         let (length, entries) = (file.len(), limits::TORCH_SAVE_ENTRIES);
         let archive = Archive { bytes: &bytes, offset: 0, length, entries, is_metadata: true };
@@ -72,10 +75,12 @@ impl Listing {
         let pickled = archive.data(&directory, &pickled, limits::PICKLE_BYTES)?;
         let pickle = pickle::parse(&pickled, Place::Tensors)?;
 
-        let Flat { tensors: flat, others } = flatten::flatten(&pickle)?;
+        let mut room = Room::new(budget, (directory_bytes.len() as u64).saturating_add(pickled.len() as u64));
+        let Flat { tensors: flat, others } = flatten::flatten(&pickle, &mut room)?;
         let mut found = Found { directory: &directory, prefix, readable: Vec::new(), unreadable: Vec::new() };
         for (name, value) in flat {
             let saved = SavedTensor::of(&pickle, value);
+            room.slices(1, saved.as_ref().map_or(0, |saved| saved.sizes.len()))?;
             found.add(&name, saved).map_err(|error| error.of_tensor(name.as_str()))?;
         }
         found.check(&pickle, file.len(), &others)?;
@@ -99,12 +104,7 @@ impl Listing {
 /// Refuses programs: TorchScript and exported archives have code beside their tensors.
 fn check_kind(directory: &zip::Directory<'_>, prefix: &str) -> Result<()> {
     let is_script = directory.find(&format!("{prefix}constants.pkl")).is_some();
-    if !is_script {
-        return Ok(());
-    }
-    let why = "it is a TorchScript archive (torch.jit.save), a program and not a checkpoint; save its weights: \
-               torch.save(module.state_dict(), ...)";
-    Err(ReadError::new(Class::UnsupportedFormat, why))
+    if is_script { Err(zip::script()) } else { Ok(()) }
 }
 
 /// The digest of the directory (names, sizes and checksums of all storages), the object and the file's length.

@@ -296,6 +296,15 @@ fn malformed(error: io::Error, offset: u64) -> ReadError {
     match error.downcast::<ReadError>() {
         Ok(error) => error,
         Err(error) => {
+            // The library has no stable code for this one.
+            if error.to_string().contains("too much memory") {
+                let why = format!(
+                    "the zstd frame at byte {offset} needs a window over the limit of {} MiB; save with level 19 or \
+                     lower, and without long-distance matching",
+                    (1u64 << limits::ZSTD_WINDOW_LOG) >> 20
+                );
+                return ReadError::new(Class::LimitExceeded, why);
+            }
             let why = format!("the zstd frame at byte {offset} cannot be unpacked: {error}");
             ReadError::new(Class::ZstdMalformed, why)
         }
@@ -369,7 +378,9 @@ mod tests {
         encoder.window_log(27).unwrap();
         encoder.write_all(&noise(1000)).unwrap();
         let frame = encoder.finish().unwrap();
-        assert_eq!(unpack(&frame, 1000, None).unwrap_err().class(), Class::ZstdMalformed);
+        let error = unpack(&frame, 1000, None).unwrap_err();
+        assert_eq!(error.class(), Class::LimitExceeded);
+        assert!(error.to_string().contains("8 MiB") && error.to_string().contains("level 19"), "{error}");
     }
 
     #[test]

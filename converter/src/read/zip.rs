@@ -158,6 +158,9 @@ impl<'d> Directory<'d> {
         let (extra, rest) = rest.split_at_checked(u16_at(fixed, 30)?.into()).ok_or_else(cut)?;
         let (_, rest) = rest.split_at_checked(u16_at(fixed, 32)?.into()).ok_or_else(cut)?;
         let name = std::str::from_utf8(name).map_err(|_| malformed("an entry's name is not UTF-8"))?;
+        if u16_at(fixed, 34)? != 0 {
+            return Err(malformed(format!("{:?} is said to lie on another disk", shorten(name))));
+        }
         check_stored(name, u16_at(fixed, 8)?, u16_at(fixed, 10)?)?;
         let narrow = [u32_at(fixed, 24)?.into(), u32_at(fixed, 20)?.into(), u32_at(fixed, 42)?.into()];
         let [length, stored, header] = widen(narrow, extra)?;
@@ -193,7 +196,17 @@ impl<'d> Directory<'d> {
         if prefixes.next().is_some() {
             return Err(ReadError::new(Class::ZipDuplicateEntry, "the archive has two data.pkl"));
         }
-        Ok(prefix)
+        match self.by_name.keys().find(|name| !name.starts_with(prefix)) {
+            None => Ok(prefix),
+            Some(name) => {
+                let name = shorten(name);
+                let why = format!(
+                    "{name:?} lies outside the folder {prefix:?}, and torch.save puts everything into one: the file \
+                     was altered; save it anew"
+                );
+                Err(malformed(why))
+            }
+        }
     }
 }
 
@@ -262,12 +275,22 @@ fn check_stored(name: &str, flags: u16, method: u16) -> Result<()> {
     if flags & 0x2041 != 0 {
         return Err(malformed(format!("{name:?} is encrypted")));
     }
+    if method != 0 && name.contains("/code/") {
+        return Err(script());
+    }
     if method != 0 {
         let why =
             format!("{name:?} is compressed (method {method}); torch.save stores, so save it anew by torch");
         return Err(ReadError::new(Class::ZipCompressed, why));
     }
     Ok(())
+}
+
+/// TorchScript and exported archives have code beside their tensors, compressed or not.
+pub(super) fn script() -> ReadError {
+    let why = "it is a TorchScript archive (torch.jit.save), a program and not a checkpoint; save its weights: \
+               torch.save(module.state_dict(), ...)";
+    ReadError::new(Class::UnsupportedFormat, why)
 }
 
 fn overlap(entry: &Entry<'_>) -> ReadError {
@@ -406,7 +429,7 @@ pub(super) mod tests {
     #[test]
     fn altered_directories_are_refused() {
         type Alter = fn(&mut Vec<u8>);
-        let cases: [(Alter, Class); 8] = [
+        let cases: [(Alter, Class); 9] = [
             (|directory| directory[8] |= 1, Class::ZipMalformed),
             (|directory| directory[10] = 8, Class::ZipCompressed),
             (|directory| directory[24] += 1, Class::ZipMalformed),
@@ -416,6 +439,7 @@ pub(super) mod tests {
             (|directory| directory[46] = b'b', Class::ZipMalformed),
             (|directory| directory[42] = 1, Class::ZipMalformed),
             (|directory| directory.push(0), Class::ZipMalformed),
+            (|directory| directory[34] = 1, Class::ZipMalformed),
         ];
         for (index, (alter, expected)) in cases.into_iter().enumerate() {
             let archive = archive_with(ENTRIES, alter, true);
@@ -426,6 +450,18 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn compressed_code_is_told_as_a_program() {
+        let entries = [ENTRIES, &[("a/code/x.py", b"code")]].concat();
+        let compressed = |directory: &mut Vec<u8>| {
+            let at = directory.len() - "a/code/x.py".len() - ENTRY;
+            directory[at + 10] = 8;
+        };
+        let error = read(&archive_with(&entries, compressed, true), "a/data/0").unwrap_err();
+        assert_eq!(error.class(), Class::UnsupportedFormat);
+        assert!(error.to_string().contains("TorchScript"), "{error}");
+    }
+
+    #[test]
     fn doubled_and_missing_entries_are_refused() {
         let twice = [ENTRIES, &[("a/data/0", b"other")]].concat();
         assert_eq!(class(&archive(&twice)), Class::ZipDuplicateEntry);
@@ -433,6 +469,8 @@ pub(super) mod tests {
         assert_eq!(class(&archive(&two_pickles)), Class::ZipDuplicateEntry);
         assert_eq!(class(&archive(&ENTRIES[..1])), Class::ZipMissingEntry);
         assert_eq!(class(&archive(&ENTRIES[1..])), Class::ZipMissingEntry);
+        let outside = [ENTRIES, &[("b/data/0", b"other")]].concat();
+        assert_eq!(class(&archive(&outside)), Class::ZipMalformed);
     }
 
     #[test]

@@ -168,6 +168,11 @@ impl Source {
         self.scratch.as_deref()
     }
 
+    /// How many more bytes of metadata may be read.
+    pub(crate) fn metadata_left(&self) -> u64 {
+        self.metadata_left.load(Ordering::Relaxed)
+    }
+
     /// The memory that this source takes for bytes read ahead, at most; none for local files.
     #[must_use]
     pub fn cache_bytes(&self) -> u64 {

@@ -18,6 +18,7 @@ use super::output::{bytes, plain, shape, table};
 use super::publish::FormatOption;
 use super::{Context, MemoryOption, default_channel};
 use crate::error::{Failure, Result};
+use crate::job::plan::check_told;
 use crate::sources;
 
 /// How many entries that are no tensors are shown to people.
@@ -74,6 +75,8 @@ impl Inspect {
                 Failure::from(error).while_doing(format!("inspecting {shown}"))
             },
         )?;
+        check_told(&checkpoint, memory)
+            .map_err(|failure| failure.while_doing(format!("inspecting {shown}")))?;
         show_checkpoint(context, &checkpoint);
         Ok(())
     }

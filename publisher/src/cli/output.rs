@@ -86,13 +86,17 @@ fn print(text: &str) {
     }
 }
 
+/// The widest that a column is made, in characters; a wider cell pushes the rest of its line to the right. Without
+/// a bound, one long name would fill up every other line.
+const WIDEST_COLUMN: usize = 120;
+
 /// A table: columns as wide as their widest cell, numbers to the right.
 pub(super) fn table(heading: &[&str], rows: &[Vec<String>]) -> String {
     let length = |cell: &str| cell.chars().count();
     let mut widths: Vec<usize> = heading.iter().map(|cell| length(cell)).collect();
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = length(cell).max(*width);
+            *width = length(cell).min(WIDEST_COLUMN).max(*width);
         }
     }
     let numeric: Vec<bool> = (0..heading.len())

@@ -184,7 +184,19 @@ fn listing_bytes(checkpoint: &Checkpoint) -> u64 {
             + DIMENSION_BYTES * tensor.shape.len() as u64
             + SLICE_BYTES * tensor.slices.len() as u64
     };
-    checkpoint.tensors.iter().map(bytes).sum()
+    let unreadable = |(name, error): &(TensorName, ReadError)| {
+        TENSOR_BYTES + NAME_BYTE_BYTES * (name.as_str().len() + error.to_string().len()) as u64
+    };
+    let tensors: u64 = checkpoint.tensors.iter().map(bytes).sum();
+    tensors.saturating_add(checkpoint.unreadable.iter().map(unreadable).sum())
+}
+
+/// Refuses a checkpoint whose listing, told in full, would not fit a budget of `memory` bytes.
+///
+/// # Errors
+/// [`Class::LimitExceeded`]
+pub fn check_told(checkpoint: &Checkpoint, memory: u64) -> Result<()> {
+    check_listing(checkpoint, &[], 0, memory)
 }
 
 /// Refuses a checkpoint whose names, shapes, slices and chunks alone would not fit the budget: before any of them is

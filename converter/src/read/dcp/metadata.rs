@@ -10,6 +10,8 @@ use weighbridge_schemas::limits;
 
 use crate::error::{Class, ReadError, Result};
 use crate::read::pickle::{Global, Pickle, Tuple, Value};
+use crate::read::room::Room;
+use crate::read::saved_tensor::unsupported_dtype;
 
 /// Most attributes of one object; torch's have fewer than ten.
 const ATTRIBUTES: usize = 64;
@@ -72,8 +74,8 @@ pub(super) enum Transform<'a> {
 }
 
 impl<'a> Listing<'a> {
-    /// What one file of metadata says.
-    pub(in crate::read) fn of(pickle: &Pickle<'a>) -> Result<Self> {
+    /// What one file of metadata says, if there is room for it.
+    pub(in crate::read) fn of(pickle: &Pickle<'a>, room: &mut Room) -> Result<Self> {
         let metadata = Fields::of(pickle, pickle.root(), Global::Metadata)?;
         let items = Items::of(pickle, metadata.dict("storage_data")?)?;
         let mut listing = Self { items, ..Self::default() };
@@ -88,8 +90,10 @@ impl<'a> Listing<'a> {
             if pickle.made(value, Global::BytesStorageMetadata).is_some() {
                 listing.others.push(name);
             } else {
-                let entry = match Entry::of(pickle, name, value).map_err(|error| error.of_tensor(shown(name)))
-                {
+                room.tensor(name.len())?;
+                let entry =
+                    Entry::of(pickle, name, value, room).map_err(|error| error.of_tensor(shown(name)));
+                let entry = match entry {
                     Err(error) if error.class() == Class::BadDtype => {
                         listing.unreadable.push((name, error));
                         continue;
@@ -149,7 +153,7 @@ impl<'a> Listing<'a> {
 }
 
 impl<'a> Entry<'a> {
-    fn of(pickle: &Pickle<'a>, name: &'a str, value: Value<'a>) -> Result<Self> {
+    fn of(pickle: &Pickle<'a>, name: &'a str, value: Value<'a>, room: &mut Room) -> Result<Self> {
         let fields = Fields::of(pickle, value, Global::TensorStorageMetadata)?;
         let dtype = dtype_of(pickle, fields.need("properties")?)?;
         let shape = numbers(pickle, fields.tuple("size")?)?;
@@ -165,6 +169,7 @@ impl<'a> Entry<'a> {
             let why = format!("it has {} chunks; the most are {}", chunks.len(), limits::SLICES_A_TENSOR);
             return Err(ReadError::new(Class::LimitExceeded, why));
         }
+        room.slices(chunks.len(), shape.len())?;
         let chunks = chunks.iter().map(|&chunk| Chunk::of(pickle, chunk)).collect::<Result<_>>()?;
         Ok(Self { name, dtype, shape, chunks })
     }
@@ -247,9 +252,7 @@ fn dtype_of(pickle: &Pickle<'_>, properties: Value<'_>) -> Result<Dtype> {
     }
     match dtype {
         Value::Global(Global::Dtype(dtype)) => Ok(dtype),
-        Value::Global(Global::OtherDtype(name)) => {
-            Err(ReadError::new(Class::BadDtype, format!("its element type torch.{name} is not supported")))
-        }
+        Value::Global(other @ Global::OtherDtype(_)) => Err(unsupported_dtype(other)),
         _ => Err(unsupported("its element type is of an unknown kind")),
     }
 }

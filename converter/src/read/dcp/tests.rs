@@ -313,6 +313,7 @@ fn tensors_of_other_types_are_put_aside() {
     let checkpoint = open_metadata(&one(complex, write::info("__0_0.distcp", 0, 9))).unwrap();
     let [(name, error)] = &checkpoint.unreadable[..] else { panic!("{checkpoint:?}") };
     assert_eq!((name.as_str(), error.class(), error.tensor()), ("t", Class::BadDtype, Some("t")));
+    assert!(error.to_string().contains("view_as_real"), "{error}");
     assert!(checkpoint.tensors.is_empty());
 }
 

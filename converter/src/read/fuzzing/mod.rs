@@ -17,6 +17,7 @@ use weighbridge_schemas::names::TensorName;
 
 use super::dcp::metadata::{Entry, Listing};
 use super::pickle::{Pickle, Place};
+use super::room::Room;
 use super::{header, index, pickle, torch_save as reader, zip};
 use crate::checkpoint::{Location, Slice, Tensor};
 use crate::error::Result;
@@ -204,7 +205,7 @@ fn saved(input: &[u8]) -> Option<(tempfile::NamedTempFile, Source)> {
 /// Where slices are accepted that leave an element out or hold it twice.
 pub fn dcp_metadata(input: &[u8]) {
     let Some(pickle) = parsed_pickle(input, Place::Metadata) else { return };
-    let Ok(listing) = Listing::of(&pickle) else { return };
+    let Ok(listing) = Listing::of(&pickle, &mut Room::new(u64::MAX, 0)) else { return };
     assert!(listing.entries.is_sorted_by(|a, b| a.name < b.name), "names are sorted, each once");
     let mut slices = 0;
     for entry in &listing.entries {

@@ -24,6 +24,10 @@ pub enum Global {
     OrderedDict,
     /// `collections.Counter`
     Counter,
+    /// `collections.defaultdict`
+    DefaultDict,
+    /// `collections.deque`
+    Deque,
     /// `torch.Size`
     Size,
     /// `torch.device`
@@ -38,12 +42,20 @@ pub enum Global {
     RebuildParameter,
     /// `torch._utils._rebuild_parameter_with_state`
     RebuildParameterWithState,
+    /// `torch._tensor._rebuild_from_type_v2`: a tensor with attributes of Python, or of a class of its own.
+    RebuildFromType,
+    /// `torch.Tensor`, `torch.nn.parameter.Parameter` or `torch.nn.parameter.Buffer`
+    TensorClass,
     /// A function of torch that makes a kind of tensor which is not supported, such as `_rebuild_sparse_tensor`.
     OtherTensor(&'static str),
     /// A constant of torch that says nothing of elements, such as `torch.per_tensor_affine` or `torch.channels_last`.
     Constant,
-    /// `set` and `frozenset`: their values are not kept.
+    /// A plain class of Python that makes values of a `defaultdict`, such as `list`; it is not called.
+    Builtin,
+    /// `set` and `frozenset`, of one list.
     Set,
+    /// `bytearray`
+    ByteArray,
     /// `complex`
     Complex,
     /// `torch.storage.UntypedStorage`
@@ -103,8 +115,10 @@ impl Global {
                 | Self::RebuildTensorV3
                 | Self::RebuildParameter
                 | Self::RebuildParameterWithState
+                | Self::RebuildFromType
                 | Self::OtherTensor(_)
                 | Self::Set
+                | Self::ByteArray
                 | Self::Complex
                 | Self::MemoryFormat
                 | Self::GetLayout
@@ -133,6 +147,9 @@ fn in_both(module: &str, name: &str) -> Option<Global> {
         ("collections", "OrderedDict") => Global::OrderedDict,
         ("torch", "Size") => Global::Size,
         ("torch.serialization", "_get_layout") => Global::GetLayout,
+        ("pathlib" | "pathlib._local", "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath") => {
+            Global::Path
+        }
         ("torch", _) => return dtype(name),
         _ => return None,
     })
@@ -144,9 +161,6 @@ fn in_metadata(module: &str, name: &str) -> Option<Global> {
         ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties") => Global::TensorProperties,
         ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING") => Global::MemoryFormat,
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo") => Global::StorageInfo,
-        ("pathlib" | "pathlib._local", "PosixPath" | "WindowsPath" | "PurePosixPath" | "PureWindowsPath") => {
-            Global::Path
-        }
         _ => return None,
     })
 }
@@ -171,6 +185,8 @@ fn in_tensors(module: &str, name: &str) -> Option<Global> {
         ("torch._utils", "_rebuild_tensor_v3") => Global::RebuildTensorV3,
         ("torch._utils", "_rebuild_parameter") => Global::RebuildParameter,
         ("torch._utils", "_rebuild_parameter_with_state") => Global::RebuildParameterWithState,
+        ("torch._tensor", "_rebuild_from_type_v2") => Global::RebuildFromType,
+        ("torch", "Tensor") | ("torch.nn.parameter", "Parameter" | "Buffer") => Global::TensorClass,
         ("torch._utils" | "torch._tensor", _) => return other_tensor(name),
         ("torch.storage", "UntypedStorage") => Global::UntypedStorage,
         ("torch", "device") => Global::Device,
@@ -191,8 +207,12 @@ fn in_tensors(module: &str, name: &str) -> Option<Global> {
         // Python 3 writes its builtins for Python 2 before protocol 3.
         ("builtins" | "__builtin__", "set" | "frozenset") => Global::Set,
         ("builtins" | "__builtin__", "complex") => Global::Complex,
+        ("builtins" | "__builtin__", "bytearray") => Global::ByteArray,
+        ("builtins" | "__builtin__", "dict" | "list" | "int" | "float" | "str") => Global::Builtin,
         ("_codecs", "encode") => Global::Encode,
         ("collections", "Counter") => Global::Counter,
+        ("collections", "defaultdict") => Global::DefaultDict,
+        ("collections", "deque") => Global::Deque,
         _ => return None,
     })
 }
@@ -209,7 +229,6 @@ fn other_tensor(name: &str) -> Option<Global> {
         "_rebuild_xla_tensor",
         "_rebuild_wrapper_subclass",
         "_rebuild_from_type",
-        "_rebuild_from_type_v2",
     ];
     OTHERS.iter().find(|&&other| other == name).map(|other| Global::OtherTensor(other))
 }

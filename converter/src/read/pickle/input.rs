@@ -53,7 +53,7 @@ impl<'a> Input<'a> {
             0x8a => self.long()?,
             b'G' => Value::Float(f64::from_be_bytes(self.array()?)),
             b'X' | 0x8c | 0x8d | b'U' => self.text(code)?,
-            b'B' | b'C' | 0x8e => Value::Bytes(self.counted(code)?),
+            b'B' | b'C' | 0x8e | 0x96 => Value::Bytes(self.counted(code)?),
             _ => return Err(self.refused(code)),
         })
     }
@@ -70,7 +70,17 @@ impl<'a> Input<'a> {
 
     fn text(&mut self, code: u8) -> Result<Value<'a>> {
         let bytes = self.counted(code)?;
-        let text = std::str::from_utf8(bytes).map_err(|_| self.malformed("a text is not UTF-8"))?;
+        let text = std::str::from_utf8(bytes).map_err(|error| {
+            let rest = bytes.get(error.valid_up_to()..).unwrap_or_default();
+            // Python writes half of a UTF-16 pair as if it were a character: U+D800 to U+DFFF.
+            match rest {
+                [0xed, 0xa0..=0xbf, ..] => self.unsupported(
+                    "a text holds a lone surrogate, half of a character, which is no Unicode text; rename the key, \
+                     or take the text out, before it is saved",
+                ),
+                _ => self.malformed("a text is not UTF-8"),
+            }
+        })?;
         Ok(Value::Text(text))
     }
 
@@ -138,7 +148,6 @@ impl<'a> Input<'a> {
             0x84 => "EXT4",
             b'P' => "PERSID",
             0x92 => "NEWOBJ_EX",
-            0x96 => "BYTEARRAY8",
             0x97 => "NEXT_BUFFER",
             0x98 => "READONLY_BUFFER",
             0x8b => "LONG4",

@@ -113,7 +113,7 @@ impl<'a> Machine<'a> {
             0x81 => self.new_object(),
             b'b' => self.build(),
             b'Q' => self.persistent_id(),
-            0x8f => self.object(Global::Set, Tuple::default()),
+            0x8f => self.new_set(),
             0x90 | 0x91 => self.set_of_marked(code),
             0x95 => self.input.frame(),
             _ => {
@@ -321,6 +321,8 @@ impl<'a> Machine<'a> {
             (Global::OrderedDict | Global::Counter, []) => self.new_dict(),
             (Global::Counter, &[counts @ Value::Dict(_)]) => self.push(counts),
             (Global::Size, &[sizes @ Value::Tuple(_)]) => self.push(sizes),
+            (Global::DefaultDict, [] | [Value::Global(_) | Value::None]) => self.new_dict(),
+            (Global::Deque, []) => self.new_list(),
             (function, _) if function.is_function() => self.object(function, arguments),
             (other, _) => Err(self.input.unsupported(format!("{other:?} is called in an unknown way"))),
         }
@@ -341,18 +343,34 @@ impl<'a> Machine<'a> {
         self.push(Value::Object(object))
     }
 
-    /// ADDITEMS and FROZENSET: a set's values are dropped.
+    /// EMPTY_SET makes what earlier protocols write as a call: `set([...])`, of a list without values so far.
+    fn new_set(&mut self) -> Result<()> {
+        self.new_list()?;
+        let list = self.start_of_last(1)?;
+        self.new_tuple(list)?;
+        match self.pop()? {
+            Value::Tuple(arguments) => self.object(Global::Set, arguments),
+            _ => Err(self.input.malformed("the stack runs empty")),
+        }
+    }
+
+    /// ADDITEMS, and FROZENSET, which makes the set too.
     fn set_of_marked(&mut self, code: u8) -> Result<()> {
         let start = self.close_mark()?;
-        self.stack.truncate(start);
+        let values = self.stack.split_off(start);
         if code == 0x91 {
-            return self.object(Global::Set, Tuple::default());
+            self.new_set()?;
         }
-        let top = self.top()?;
-        match self.made.maker(top) {
-            Some(Global::Set) => Ok(()),
-            _ => Err(self.input.malformed("values are added to something that is no set")),
+        let set = self.top()?;
+        let set = self.made.made(set, Global::Set).map(|set| self.made.tuple(set.arguments));
+        let Some(&[Value::List(List(index))]) = set else {
+            return Err(self.input.malformed("values are added to something that is no set"));
+        };
+        self.hold(values.len())?;
+        if let Some(list) = self.made.lists.get_mut(index) {
+            list.extend(values);
         }
+        Ok(())
     }
 
     fn build(&mut self) -> Result<()> {

@@ -38,9 +38,9 @@ pub enum Value<'a> {
     Bytes(&'a [u8]),
     /// A `tuple`, or a `torch.Size`.
     Tuple(Tuple),
-    /// A `list`.
+    /// A `list`, or a `deque` without a length.
     List(List),
-    /// A `dict`, `OrderedDict` or `Counter`.
+    /// A `dict`, `OrderedDict`, `defaultdict` or `Counter`.
     Dict(Dict),
     /// A function, class or constant of the allow list.
     Global(Global),
@@ -116,18 +116,28 @@ impl<'a> Pickle<'a> {
         self.dicts.get(dict.0).map(Vec::as_slice).unwrap_or_default()
     }
 
+    /// The pairs of every dict.
+    pub(in crate::read) fn dicts(&self) -> impl Iterator<Item = &[(Value<'a>, Value<'a>)]> {
+        self.dicts.iter().map(Vec::as_slice)
+    }
+
     /// What made an object; `None` for anything else.
     #[must_use]
     pub fn maker(&self, value: Value<'_>) -> Option<Global> {
+        self.object(value).map(|made| made.by)
+    }
+
+    /// How an object was made; `None` for anything else.
+    #[must_use]
+    pub fn object(&self, value: Value<'_>) -> Option<Made<'a>> {
         let Value::Object(object) = value else { return None };
-        self.objects.get(object.0).map(|made| made.by)
+        self.objects.get(object.0).copied()
     }
 
     /// How an object was made, where `by` (and nothing else) was to make it.
     #[must_use]
-    pub fn made(&self, value: Value<'a>, by: Global) -> Option<Made<'a>> {
-        let Value::Object(object) = value else { return None };
-        self.objects.get(object.0).copied().filter(|made| made.by == by)
+    pub fn made(&self, value: Value<'_>, by: Global) -> Option<Made<'a>> {
+        self.object(value).filter(|made| made.by == by)
     }
 
     /// How many values it holds, in all tables.

@@ -156,11 +156,38 @@ fn sets_and_long_integers_are_leaves() {
     for body in [&b"\x8f(K\x01K\x02\x90"[..], b"(K\x01K\x02\x91", b"c__builtin__\nset\n](K\x01K\x02e\x85R"] {
         let input = whole(body);
         let pickle = parse(&input, Place::Tensors).unwrap();
-        assert_eq!(pickle.maker(pickle.root()), Some(Global::Set));
+        let set = pickle.made(pickle.root(), Global::Set).unwrap();
+        let &[Value::List(values)] = pickle.tuple(set.arguments) else { panic!("{pickle:?}") };
+        assert_eq!(pickle.list(values), [Value::Int(1), Value::Int(2)]);
     }
     let input = whole(b"\x8a\x09\0\0\0\0\0\0\0\0\x01");
     assert_eq!(parse(&input, Place::Tensors).unwrap().root(), Value::LongInt);
     assert_eq!(class(b"](K\x01\x90", Place::Tensors), Class::PickleMalformed);
+}
+
+#[test]
+fn containers_of_the_standard_library_are_what_they_hold() {
+    let input = whole(b"ccollections\ndefaultdict\n(c__builtin__\nlist\ntR(K\x01K\x02u");
+    let pickle = parse(&input, Place::Tensors).unwrap();
+    let Value::Dict(dict) = pickle.root() else { panic!("{pickle:?}") };
+    assert_eq!(pickle.dict(dict), [(Value::Int(1), Value::Int(2))]);
+    let input = whole(b"ccollections\ndeque\n)R(K\x01K\x02e");
+    let pickle = parse(&input, Place::Tensors).unwrap();
+    let Value::List(list) = pickle.root() else { panic!("{pickle:?}") };
+    assert_eq!(pickle.list(list), [Value::Int(1), Value::Int(2)]);
+    // One of a length drops what is over it.
+    assert_eq!(
+        class(b"ccollections\ndeque\n)K\x01\x86R(K\x01K\x02e", Place::Tensors),
+        Class::UnsupportedObject
+    );
+    let input = whole(b"\x96\x01\0\0\0\0\0\0\0a");
+    assert_eq!(parse(&input, Place::Tensors).unwrap().root(), Value::Bytes(b"a"));
+}
+
+#[test]
+fn lone_surrogates_are_told_as_what_they_are() {
+    assert!(message(b"X\x04\0\0\0a\xed\xa0\x80").contains("lone surrogate"));
+    assert!(message(b"X\x02\0\0\0a\xff").contains("UTF-8"));
 }
 
 #[test]

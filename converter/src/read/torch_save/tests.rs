@@ -177,6 +177,81 @@ fn names_that_collide_are_refused_naming_both_ways() {
 }
 
 #[test]
+fn a_key_that_stands_twice_in_one_dict_is_refused() {
+    let three = || write::int(3);
+    for (pairs, key) in [
+        ([(write::text("w"), write::tensor()), (write::text("w"), three())], "\"w\""),
+        ([(three(), write::tensor()), (three(), three())], "3"),
+        ([(write::int(1), write::tensor()), (b"\x88".to_vec(), three())], "True"),
+        ([(write::int(1), write::tensor()), (b"G\x3f\xf0\0\0\0\0\0\0".to_vec(), three())], "1.0"),
+    ] {
+        let (class, message) = refusal(&write::named(&[("model", write::dict(&pairs))]));
+        assert_eq!(class, Class::DuplicateKey);
+        assert!(message.contains(&format!("key {key} twice")), "{message}");
+    }
+    let apart = [(write::text("1"), three()), (write::int(1), write::tensor()), (b"N".to_vec(), three())];
+    assert!(open_object(&write::dict(&apart)).is_ok());
+}
+
+#[test]
+fn a_set_with_tensors_is_listed_as_what_cannot_be_read() {
+    let of_call = |values: &[u8]| [b"c__builtin__\nset\n](", values, b"e\x85R"].concat();
+    let in_tuple = [&write::tensor()[..], b"\x85"].concat();
+    let object = write::named(&[
+        ("called", of_call(&write::tensor())),
+        ("frozen", [b"(", &write::tensor()[..], b"\x91"].concat()),
+        ("inner", write::list(&[of_call(&of_call(&in_tuple)), write::int(1)])),
+        ("marked", [b"\x8f(", &write::tensor()[..], b"\x90"].concat()),
+        ("plain", of_call(&write::int(3))),
+        ("w", write::tensor()),
+    ]);
+    let checkpoint = open_object(&object).unwrap();
+    assert_eq!(names(&checkpoint), ["w"]);
+    let unreadable: Vec<_> = checkpoint.unreadable.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(unreadable, ["called", "frozen", "inner.0", "marked"]);
+    for (_, error) in &checkpoint.unreadable {
+        assert!(error.to_string().contains("save a list"), "{error}");
+    }
+    assert!(checkpoint.others.listed.iter().any(|other| other.name == "plain" && other.kind == "set"));
+}
+
+#[test]
+fn tensors_with_attributes_are_read_without_them() {
+    let tensor = write::tensor();
+    let arguments = &tensor["ctorch._utils\n_rebuild_tensor_v2\n".len()..tensor.len() - 1];
+    let of_class = |class: &str| {
+        let head =
+            format!("ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_tensor_v2\nc{class}\n");
+        [head.as_bytes(), arguments, &write::named(&[("persistent", b"\x88".to_vec())]), b"tR"].concat()
+    };
+    let object = write::named(&[
+        ("buffer", of_class("torch\nTensor")),
+        ("odd", of_class("torch\nFloatStorage")),
+        ("parameter", of_class("torch.nn.parameter\nParameter")),
+    ]);
+    let checkpoint = open_object(&object).unwrap();
+    assert_eq!(names(&checkpoint), ["buffer", "parameter"]);
+    assert_eq!(checkpoint.unreadable[0].0.as_str(), "odd");
+    assert_eq!(refusal(&write::named(&[("a", of_class("my.own\nTensor"))])).0, Class::ForbiddenGlobal);
+}
+
+/// Shared dicts: a small file that names far more tensors than the budget has memory for.
+#[test]
+fn a_listing_over_the_budget_is_refused_before_it_is_made() {
+    let inner: Vec<_> = (0..300).map(|index| (write::int(index), b"h\0".to_vec())).collect();
+    let outer: Vec<_> = (0..300).map(|index| (write::int(index), b"h\x01".to_vec())).collect();
+    let shared =
+        [&write::tensor()[..], b"q\0", &write::dict(&inner), b"q\x01", &write::dict(&outer), b"\x87"];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.pt");
+    std::fs::write(&path, file(&shared.concat())).unwrap();
+    let error = open(Source::open(&path).unwrap().with_memory(64 << 20)).unwrap_err();
+    assert_eq!(error.class(), Class::LimitExceeded);
+    assert!(error.to_string().contains("--memory"), "{error}");
+    assert!(open(Source::open(&path).unwrap().with_memory(256 << 20)).is_ok());
+}
+
+#[test]
 fn odd_names_are_refused() {
     let long = "x".repeat(2000);
     for (object, expected) in [
@@ -190,6 +265,9 @@ fn odd_names_are_refused() {
     let object = write::named(&[("t", write::tensor()), (&long, write::int(1))]);
     let checkpoint = open_object(&object).unwrap();
     assert!(checkpoint.others.listed[0].name.len() < 100);
+    let tuple = write::dict(&[(b")".to_vec(), write::tensor())]);
+    assert!(refusal(&tuple).1.contains("the dict at the top level"));
+    assert!(refusal(&write::named(&[("a", tuple)])).1.contains("the dict at [\"a\"]"));
 }
 
 #[test]
@@ -247,7 +325,11 @@ fn a_small_file_stands_for_a_bounded_amount_of_data() {
 #[test]
 fn walks_over_shared_and_endless_containers_end() {
     // A dict that holds itself.
-    assert_eq!(refusal(b"}q\0X\x01\0\0\0ah\0s").0, Class::LimitExceeded);
+    let (class, message) = refusal(b"}q\0X\x01\0\0\0ah\0s");
+    assert_eq!(class, Class::UnsupportedObject);
+    assert!(message.contains("holds itself"), "{message}");
+    let deep = (0..300).fold(write::tensor(), |inner, _| [b"]", &inner[..], b"a"].concat());
+    assert_eq!(refusal(&deep).0, Class::LimitExceeded);
     // Pairs of pairs: as a tree, 2^100 leaves.
     let mut object = b"K\x01\x94".to_vec();
     for index in 0..100u8 {
