@@ -170,6 +170,14 @@ mod tests {
     }
 
     #[test]
+    fn a_store_that_cannot_be_opened_names_its_variables() {
+        let url = Url::parse("gs://bucket/a").unwrap();
+        let error = object_store::Error::Generic { store: "GCS", source: "no items found".into() };
+        let text = unopened(&url, &error);
+        assert!(text.contains("no items found; set GOOGLE_SERVICE_ACCOUNT"), "{text}");
+    }
+
+    #[test]
     fn what_is_wrong_with_a_url_is_said_without_its_secrets() {
         let message = usage("hdfs://a/b");
         assert!(message.contains("hdfs") && message.contains("s3, gs, az and file"), "{message}");

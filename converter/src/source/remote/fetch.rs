@@ -285,3 +285,48 @@ fn late(after: Duration) -> Failure {
 fn silent() -> Failure {
     Failure::Transient(format!("{} s brought next to nothing from the store", SILENCE.as_secs()), 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use bytes::Bytes;
+    use object_store::{Attributes, GetResultPayload};
+
+    use super::*;
+
+    /// An answer of `size` bytes that come one by one.
+    fn trickle(size: u64, each: Duration) -> GetResult {
+        let parts = futures::stream::repeat(Bytes::from_static(b"x")).then(move |part| async move {
+            sleep(each).await;
+            Ok(part)
+        });
+        GetResult {
+            payload: GetResultPayload::Stream(parts.boxed()),
+            meta: ObjectMeta {
+                location: Path::from("a"),
+                last_modified: SystemTime::UNIX_EPOCH.into(),
+                size,
+                e_tag: None,
+                version: None,
+            },
+            range: 0..size,
+            attributes: Attributes::default(),
+            extensions: Default::default(),
+        }
+    }
+
+    #[test]
+    fn a_body_that_trickles_counts_as_silent() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let size = 4 * PROGRESS_BYTES;
+            let mut bytes = Vec::new();
+            let answer = trickle(size as u64, Duration::from_millis(1));
+            let deadline = Instant::now() + Duration::from_millis(50);
+            let ended = collect(answer, size, &mut bytes, deadline).await;
+            assert_eq!(ended, Err(silent()));
+            assert!(bytes.len() < PROGRESS_BYTES, "{}", bytes.len());
+        });
+    }
+}

@@ -212,7 +212,7 @@ impl Prefix {
     }
 
     pub(super) fn cache_bytes(&self) -> u64 {
-        self.io.blocks.bytes() + REQUESTS as u64 * CONNECTION_BYTES
+        self.io.blocks.bytes(REQUESTS) + REQUESTS as u64 * CONNECTION_BYTES
     }
 
     /// Names directly below the prefix.
