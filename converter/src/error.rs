@@ -30,6 +30,8 @@ classes! {
     Unreadable = "unreadable";
     /// An object store does not answer, or breaks its answers off, again and again.
     Unreachable = "unreachable";
+    /// An object store does not let the reader in: credentials, a region, or a connection that cannot be trusted.
+    AccessDenied = "access_denied";
     /// A file changed while it was read.
     CheckpointChanged = "checkpoint_changed";
     /// A file that the checkpoint manifest declares is absent.

@@ -80,7 +80,7 @@ impl From<ReadError> for Failure {
         let exit = match error.class() {
             ReadClass::NotFound => Exit::NotFound,
             ReadClass::Scratch => Exit::Failed,
-            ReadClass::Unreachable => Exit::Unreachable,
+            ReadClass::Unreachable | ReadClass::AccessDenied => Exit::Unreachable,
             _ => Exit::BadCheckpoint,
         };
         Self { kind: error.kind(), class: error.class().as_str(), message: error.to_string(), exit }

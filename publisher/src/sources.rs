@@ -59,14 +59,38 @@ pub fn locate(text: &std::ffi::OsStr) -> Result<Location> {
             }
             let path = Path::from_url_path(url.path())
                 .map_err(|error| bad(&shown, format!("is no place: {error}")))?;
-            let store = store(&url).map_err(|error| bad(&shown, format!("cannot be opened: {error}")))?;
-            Ok(Location::Remote(RemoteLocation::new(store, path, shown)))
+            let store = store(&url).map_err(|error| bad(&shown, unopened(&url, &error)))?;
+            let hint = access_hint(url.scheme());
+            Ok(Location::Remote(RemoteLocation::new(store, path, shown).with_access_hint(hint)))
         }
         scheme => {
             let why = format!("has the scheme {:?}; known are s3, gs, az and file", shorten(scheme));
             Err(bad(&shown, why))
         }
     }
+}
+
+/// The variables that say who reads.
+fn access_hint(scheme: &str) -> &'static str {
+    match scheme {
+        "s3" => {
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN with temporary ones) to \
+             credentials that may read and list this place, or AWS_SKIP_SIGNATURE=true for a public bucket; and \
+             AWS_REGION to the bucket's region"
+        }
+        "gs" => {
+            "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS to the file of a key that may read and \
+             list this place, or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+        }
+        _ => {
+            "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, to what may \
+             read and list this place, or AZURE_SKIP_SIGNATURE=true for a public container"
+        }
+    }
+}
+
+fn unopened(url: &Url, error: &object_store::Error) -> String {
+    format!("cannot be opened: {error}; {}", access_hint(url.scheme()))
 }
 
 /// The URL without what may be secret.
@@ -143,6 +167,14 @@ mod tests {
         let remote = locate("s3://bucket/a/b".as_ref()).unwrap();
         assert_eq!(remote.to_string(), "s3://bucket/a/b");
         assert!(!format!("{remote:?}").contains("AmazonS3"));
+    }
+
+    #[test]
+    fn a_store_that_cannot_be_opened_names_its_variables() {
+        let url = Url::parse("gs://bucket/a").unwrap();
+        let error = object_store::Error::Generic { store: "GCS", source: "no items found".into() };
+        let text = unopened(&url, &error);
+        assert!(text.contains("no items found; set GOOGLE_SERVICE_ACCOUNT"), "{text}");
     }
 
     #[test]

@@ -40,13 +40,23 @@ fn what_is_wrong_with_a_remote_place_is_said() {
     let Some(server) = Server::start() else { return };
     server.put("a.safetensors", vec![0; 10]);
     let store = Store::new();
-    assert_eq!(publish(&store, &server, "absent", |_| {}).failed(6), "not_found");
+    let run = publish(&store, &server, "absent", |_| {});
+    assert_eq!(run.failed(6), "not_found");
+    assert_eq!(run.stderr.matches("s3://").count(), 1, "{run:?}");
+    let mut command = store.publish_command("s3://another-bucket/x".as_ref(), &[]);
+    server.lend(&mut command, None);
+    assert_eq!(ended(command.output().unwrap()).failed(6), "not_found");
     assert!(!store.root().exists(), "a checkpoint that is not there makes no store");
     let run = publish(&store, &server, "a.safetensors", |command| {
         command.env("AWS_SECRET_ACCESS_KEY", "wrong");
     });
-    assert_eq!(run.failed(4), "unreadable");
-    assert!(run.stderr.contains("credentials") && !run.stderr.contains(SECRET), "{run:?}");
+    assert_eq!(run.failed(5), "access_denied");
+    assert!(run.stderr.contains("AWS_ACCESS_KEY_ID") && !run.stderr.contains(SECRET), "{run:?}");
+    let run = publish(&store, &server, "a.safetensors", |command| {
+        command.env_remove("AWS_ALLOW_HTTP");
+    });
+    assert_eq!(run.failed(5), "access_denied");
+    assert!(run.stderr.contains("AWS_ALLOW_HTTP=true") && !run.stderr.contains("tries"), "{run:?}");
     let run = publish(&store, &server, "a.safetensors", |command| {
         command.env("AWS_ENDPOINT_URL", "http://127.0.0.1:9");
     });

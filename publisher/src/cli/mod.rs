@@ -235,7 +235,9 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 }
 
 fn start(cli: Cli, output: Output) -> Result<ExitCode> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&cli.global.log)
+    // An untrusted certificate is told once, in the error; what the filter says of it comes behind and counts.
+    let filter = format!("rustls_platform_verifier=off,{}", cli.global.log);
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .map_err(|error| Failure::usage(format!("--log {:?}: {error}", cli.global.log)))?;
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();

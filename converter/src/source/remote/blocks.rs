@@ -20,7 +20,7 @@ pub(super) const SMALL_BYTES: usize = 64 << 10;
 /// Most windows that are kept.
 const WINDOWS: usize = 64;
 /// The share of the memory budget that blocks take, as a divisor, and its bounds in bytes.
-const MEMORY_SHARE: u64 = 8;
+const MEMORY_SHARE: u64 = 16;
 const LEAST_BYTES: u64 = 8 << 20;
 const MOST_BYTES: u64 = 128 << 20;
 /// Blocks in small budgets; in larger ones there are more of the largest size.
@@ -97,10 +97,11 @@ impl Blocks {
         state.blocks.clear();
     }
 
-    /// The bound, in bytes.
-    pub(super) fn bytes(&self) -> u64 {
+    /// The bound, in bytes, with the blocks that `readers` still copy from when these have made room for others.
+    pub(super) fn bytes(&self, readers: usize) -> u64 {
         let state = lock(&self.state);
-        state.block_bytes.saturating_mul(state.capacity as u64) + (WINDOWS * SMALL_BYTES) as u64
+        let blocks = state.capacity.saturating_add(readers) as u64;
+        state.block_bytes.saturating_mul(blocks).saturating_add((WINDOWS * SMALL_BYTES) as u64)
     }
 
     /// Keeps `bytes` of an object as a window.

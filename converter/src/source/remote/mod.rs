@@ -31,7 +31,7 @@ use super::{changed, too_many_files};
 use crate::error::{Class, ReadError, Result};
 use blocks::Blocks;
 use failure::Failure;
-use fetch::{BACKOFF, Fetcher, REQUESTS, Tries};
+use fetch::{BACKOFF, Fetcher, REQUESTS, Tries, within_listing};
 
 mod blocks;
 mod failure;
@@ -51,6 +51,7 @@ pub struct RemoteLocation {
     path: Path,
     url: String,
     backoff: Duration,
+    access: &'static str,
 }
 
 impl RemoteLocation {
@@ -58,7 +59,14 @@ impl RemoteLocation {
     /// nor limit a whole request's time by itself: both are done here.
     #[must_use]
     pub fn new(store: Arc<dyn ObjectStore>, path: Path, url: impl Into<String>) -> Self {
-        Self { store, path, url: url.into(), backoff: BACKOFF }
+        Self { store, path, url: url.into(), backoff: BACKOFF, access: "check the credentials" }
+    }
+
+    /// Says, for messages, how the store is told who reads: the variables to set.
+    #[must_use]
+    pub fn with_access_hint(mut self, hint: &'static str) -> Self {
+        self.access = hint;
+        self
     }
 }
 
@@ -151,7 +159,7 @@ impl Io {
         Ok(Self {
             handle: runtime.handle().clone(),
             runtime: Some(runtime),
-            fetcher: Arc::new(Fetcher::new(Arc::clone(&location.store), location.backoff)),
+            fetcher: Arc::new(Fetcher::new(Arc::clone(&location.store), location.backoff, location.access)),
             blocks: Arc::default(),
             objects: AtomicU64::new(0),
         })
@@ -184,7 +192,7 @@ impl Prefix {
         let path = location.path.clone();
         let fetcher = Arc::clone(&io.fetcher);
         let found = io.wait(async move { probe(&fetcher, &path).await })?;
-        match found.map_err(|failure| failure.into_error("it").in_file(&location.url))? {
+        match found.map_err(|failure| io.fetcher.error(failure, "it"))? {
             Found::Object => {
                 let mut parts: Vec<_> = location.path.as_ref().split('/').collect();
                 let name = parts.pop().unwrap_or_default().to_owned();
@@ -194,7 +202,7 @@ impl Prefix {
             Found::Prefix => Ok((Self { io, path: location.path.clone() }, None)),
             Found::Nothing => {
                 let detail = "there is no such object, and none below it";
-                Err(ReadError::new(Class::NotFound, detail).in_file(&location.url))
+                Err(ReadError::new(Class::NotFound, detail))
             }
         }
     }
@@ -204,14 +212,14 @@ impl Prefix {
     }
 
     pub(super) fn cache_bytes(&self) -> u64 {
-        self.io.blocks.bytes() + REQUESTS as u64 * CONNECTION_BYTES
+        self.io.blocks.bytes(REQUESTS) + REQUESTS as u64 * CONNECTION_BYTES
     }
 
     /// Names directly below the prefix.
     pub(super) fn names(&self) -> Result<Vec<String>> {
         let (fetcher, prefix) = (Arc::clone(&self.io.fetcher), self.path.clone());
-        let listed = self.io.wait(async move { fetcher.list_folder(&prefix).await })?;
-        let listed = listed.map_err(|failure| failure.into_error("the list of objects"))?;
+        let listed = self.io.wait(async move { within_listing(fetcher.list_folder(&prefix)).await })?;
+        let listed = listed.map_err(|failure| self.io.fetcher.error(failure, "the list of objects"))?;
         if listed.objects.len() > limits::FILES {
             return Err(too_many_files());
         }
@@ -224,8 +232,8 @@ impl Prefix {
     /// The names of all objects below the prefix, sorted.
     pub(super) fn tree(&self) -> Result<Vec<String>> {
         let (fetcher, prefix) = (Arc::clone(&self.io.fetcher), self.path.clone());
-        let listed = self.io.wait(async move { list(&fetcher, &prefix).await })?;
-        let names = listed.map_err(|failure| failure.into_error("the list of objects"))?;
+        let listed = self.io.wait(async move { within_listing(list(&fetcher, &prefix)).await })?;
+        let names = listed.map_err(|failure| self.io.fetcher.error(failure, "the list of objects"))?;
         let Some(mut names) = names else { return Err(too_many_files()) };
         names.sort_unstable();
         Ok(names)
@@ -242,7 +250,7 @@ impl Prefix {
             Err(Failure::Missing(_)) => {
                 return Err(ReadError::new(Class::NotFound, "the object is absent"));
             }
-            Err(failure) => return Err(failure.into_error("it")),
+            Err(failure) => return Err(self.io.fetcher.error(failure, "it")),
         };
         let id = self.io.objects.fetch_add(1, Ordering::Relaxed);
         self.io.blocks.keep_window(id, 0, first);
@@ -271,10 +279,15 @@ async fn probe(fetcher: &Fetcher, path: &Path) -> Result<Found, Failure> {
             Err(failure) => return Err(failure),
         }
     }
+    within_listing(begin(fetcher, path)).await
+}
+
+/// Whether there is anything below `path`.
+async fn begin(fetcher: &Fetcher, path: &Path) -> Result<Found, Failure> {
     let mut tries = Tries::new(fetcher.backoff());
     loop {
         match Fetcher::next(&mut fetcher.store().list(Some(path))).await {
-            Ok(None) | Err(Failure::Missing(_)) => return Ok(Found::Nothing),
+            Ok(None) => return Ok(Found::Nothing),
             Ok(Some(_)) => return Ok(Found::Prefix),
             Err(failure) => tries.after(failure).await?,
         }
@@ -362,7 +375,7 @@ async fn check(fetcher: &Fetcher, pin: &Pin) -> Result<()> {
     match fetcher.head(&pin.path).await {
         Ok(meta) if pin.is(&meta) => Ok(()),
         Ok(_) | Err(Failure::Missing(_)) => Err(changed()),
-        Err(failure) => Err(failure.into_error("whether it has changed")),
+        Err(failure) => Err(fetcher.error(failure, "whether it has changed")),
     }
 }
 

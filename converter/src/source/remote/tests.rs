@@ -236,7 +236,9 @@ fn names_are_keys_below_the_prefix() {
     assert_eq!(source.tree(&mut |_| true).unwrap().files, ["a", "b", "deep/c", "empty"]);
     assert_eq!(source.file("deep/c").unwrap().read_vec_at(1, 2).unwrap(), [0, 0]);
     assert!(source.file("empty").unwrap().is_empty());
-    assert!(source.modified_at() > 0 && source.cache_bytes() > 0);
+    assert!(source.modified_at() > 0);
+    // Blocks of a budget's 16th part, as many again for readers as there are requests, windows, connections.
+    assert_eq!(source.cache_bytes(), (32 << 20) + (4 << 20) + 12 * (2 << 20) + 12 * (512 << 10));
     assert_eq!(source.file("absent").unwrap_err().class(), Class::NotFound);
     assert_eq!(source.file("../running/x").unwrap_err().class(), Class::IndexPathEscape);
     assert_eq!(source.file("a").unwrap().read_vec_at(2, 2).unwrap_err().class(), Class::Truncated);
