@@ -181,11 +181,10 @@ fn function_of<'p>(pickle: &'p Pickle<'p>, value: Value<'p>) -> Result<(Option<G
     let Some(made) = pickle.object(value) else { return Ok((None, &[])) };
     let arguments = pickle.tuple(made.arguments);
     match (made.by, arguments) {
-        (Global::RebuildFromType, &[Value::Global(function), class, Value::Tuple(arguments), _])
-            if class == Value::Global(Global::TensorClass) =>
-        {
-            Ok((Some(function), pickle.tuple(arguments)))
-        }
+        (
+            Global::RebuildFromType,
+            &[Value::Global(function), Value::Global(Global::TensorClass), Value::Tuple(arguments), _],
+        ) => Ok((Some(function), pickle.tuple(arguments))),
         (Global::RebuildFromType, _) => Err(other_tensor("_rebuild_from_type_v2")),
         (by, _) => Ok((Some(by), arguments)),
     }

@@ -194,6 +194,10 @@ pub fn select<'c>(checkpoint: &'c Checkpoint, policy: &Policy) -> Result<Selecti
     if published.is_empty() {
         return Err(SelectError::NothingLeft { count: selection.dropped.len() });
     }
+    let encodes = |selected: &Selected<'_>| selected.form.encoding.is_row_wise();
+    if policy.is_default() && !published.values().any(encodes) {
+        selection.notes.push(NO_TABLE.to_owned());
+    }
     selection.published = published.into_values().collect();
     selection.notes.extend(unused_rules(policy, &used));
     Ok(selection)
@@ -311,6 +315,10 @@ fn unused_rules(policy: &Policy, used: &BTreeSet<usize>) -> Vec<String> {
     }
     notes
 }
+
+/// The default policy goes by names that only some libraries give.
+const NO_TABLE: &str = "no table has a name that the default policy knows (**.embedding_bags.*.weight, \
+                        **.embeddings.*.weight), so none is encoded; write a policy: weighbridge config default-policy";
 
 /// How many rules that match nothing are named.
 const RULES_NAMED: usize = 20;
@@ -487,6 +495,15 @@ mod tests {
         let list = KeepRows::Tensor("ids".parse().unwrap());
         let contents: Vec<_> = selection.published.into_iter().map(|one| one.content).collect();
         assert_eq!(contents, [Content::Whole, Content::Rows(list.clone()), Content::Remapping(list)]);
+    }
+
+    #[test]
+    fn the_default_policy_says_where_it_knows_no_table() {
+        let of = |name| {
+            let checkpoint = checkpoint(&[(name, Dtype::F32, &[4, 2])]);
+            select(&checkpoint, &Policy::default()).unwrap().notes.len()
+        };
+        assert_eq!((of("model.items.weight"), of("model.embeddings.items.weight")), (1, 0));
     }
 
     #[test]

@@ -251,6 +251,12 @@ impl Policy {
         rules.find_map(|(index, rule)| Some((index, rule, rule.pattern.captures(name.as_str())?)))
     }
 
+    /// Whether it is the default policy, which nobody wrote for the model at hand.
+    #[must_use]
+    pub const fn is_default(&self) -> bool {
+        !self.written_by_hand
+    }
+
     /// The rules (their number from 1 on, and their pattern) that are not in `used`, which counts from 0. None of the
     /// default policy, which speaks of what a checkpoint may hold.
     pub fn unused_rules(&self, used: &BTreeSet<usize>) -> impl Iterator<Item = (usize, &str)> {
