@@ -75,7 +75,8 @@ fn in_sharded(source: &Source, names: &[String]) -> Option<ReadError> {
             })
             .ok()?;
     }
-    let why = "the folder holds no file itself, but safetensors files of ranks in its folder sharded; name FOLDER/sharded";
+    let why = "the folder holds no file itself, but the safetensors files of ranks lie in a folder of it; name \
+               FOLDER/sharded";
     is_there.then(|| unsupported(why))
 }
 
