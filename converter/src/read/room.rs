@@ -8,7 +8,7 @@ use weighbridge_schemas::limits;
 
 use crate::error::{Class, ReadError, Result};
 
-/// What a tensor takes in a listing and on the way to it, its name, shape and slices aside; measured, and rounded up.
+/// What a tensor takes in a listing and on the way to it, its name, shape and slices aside, at most.
 const TENSOR_BYTES: u64 = 1000;
 /// What a byte of its name takes: it is copied while tensors are looked up.
 const NAME_BYTE_BYTES: u64 = 3;

@@ -86,8 +86,8 @@ pub enum SelectError {
     },
     /// Rows to keep of what is no table.
     #[error(
-        "tensor {:?}: keep_rows takes tables, of two dimensions and at most {} rows; its shape is {shape:?}; narrow the \
-         pattern of {rule}, or put a rule for this tensor in front of it",
+        "tensor {:?}: keep_rows takes tables, of two dimensions and at most {} rows; its shape is {shape:?}; narrow \
+         the pattern of {rule}, or put a rule for this tensor in front of it",
         tensor.as_str(), limits::PRUNED_ROWS
     )]
     NotPrunable {

@@ -46,7 +46,7 @@ use output::Output;
 #[command(name = "weighbridge", version, arg_required_else_help = true)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 rejected by a gate, 4 bad or unsupported checkpoint,\n\
-    5 store unreachable or read-only, 6 not found, 7 integrity failure, 130 interrupted.\n\n\
+    5 store unreachable, read-only or closed to you, 6 not found, 7 integrity failure, 130 interrupted.\n\n\
     Example:\n  weighbridge publish checkpoints/step-100 --model dlrm --step 100\n  \
     weighbridge fetch dlrm --into /srv/dlrm"
 )]
