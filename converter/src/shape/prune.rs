@@ -1,10 +1,11 @@
 //! Tables of which only some rows are kept: the list of those rows, reading them, and where each row went.
 //!
 //! A list of rows is a text file beside the checkpoint (one decimal number a line, from 0 on; blank lines, spaces
-//! around a number and a byte order mark in front are tolerated), or an integer tensor of the checkpoint. Rows are kept
-//! in ascending order, each once. Where a row went is told by the *remapping*: a 32-bit integer for every row of the
-//! source, its number among the kept rows, or -1. That is the dense form that FBGEMM's lookups in pruned tables take (`index_remappings` of
-//! `torch.ops.fbgemm.pruned_array_lookup`, where -1 is a pruned row). It is made as needed, never held whole.
+//! around a number and a byte order mark in front are tolerated), or an integer tensor of the checkpoint. Rows are
+//! kept in ascending order, each once. Where a row went is told by the *remapping*: a 32-bit integer for every row
+//! of the source, its number among the kept rows, or -1. That is the dense form that FBGEMM's lookups in pruned
+//! tables take (`index_remappings` of `torch.ops.fbgemm.pruned_array_lookup`, where -1 is a pruned row). It is made
+//! as needed, never held whole.
 //!
 //! Rows that lie close together are read in one go, gaps included; so a dense selection is read as fast as a whole
 //! table, and a sparse one does not read what it does not need.

@@ -39,8 +39,9 @@ const TENSORS_SHOWN: usize = 20;
 /// Publishing the same checkpoint with the same rules again gives the same snapshot and stores nothing new, so a
 /// publish that was interrupted is finished by running it again.
 ///
-/// A publish that leaves the channel where it is because a newer step or another run is there (`superseded`), or because
-/// an operator holds it (`held`), has done its work and exits with 0; the document and the last lines say so.
+/// A publish that leaves the channel where it is because a newer step or another run is there (`superseded`), or
+/// because an operator holds it (`held`), has done its work and exits with 0; the document and the last lines say
+/// so.
 ///
 /// With --manifest, the trainer's checkpoint manifest says what is not given on the command line, and each size and
 /// BLAKE3 of a file that it declares is checked before anything is published.
