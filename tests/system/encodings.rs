@@ -124,7 +124,7 @@ fn b56_tiny_ranges_and_equal_rows_decode_and_a_range_that_overflows_is_refused()
     for encoding in ["int8_sbf32", "int8_sbf16", "int4", "int2"] {
         let run = publish(&store, &file, &format!("encode = '{encoding}'"));
         assert_eq!(run.failed(3), "rejected_by_gate");
-        assert!(run.stderr.contains("1 finite rows overflow") && run.stderr.contains("first: 1"), "{run:?}");
+        assert!(run.stderr.contains("overflow when encoded in 1 rows (first: 1)"), "{run:?}");
     }
 }
 

@@ -296,7 +296,8 @@ fn check_prunable(
         }
         Some(_) => return Ok(()),
     };
-    let detail = format!("keep_rows of {} names the tensor {list:?}, {why}; change the rule", rule());
+    let detail =
+        format!("keep_rows of {} names the tensor {:?}, {why}; change the rule", rule(), list.as_str());
     Err(SelectError::BadRowList(ReadError::new(class, detail).of_tensor(tensor.name.as_str())))
 }
 
