@@ -9,7 +9,7 @@ use half::slice::HalfFloatSliceExt as _;
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form};
 
-use super::widen::{Widen, beyond_f32, encodable};
+use super::widen::{Widening, beyond_f32};
 use super::{Encoder, RowSize, float8};
 use crate::statistics::{BlockStatistics, Sums};
 
@@ -21,49 +21,68 @@ const HALVES: usize = 64;
 pub(super) struct Cast {
     form: Form,
     source: Dtype,
-    widen: Widen,
-    narrow: fn(values: &[f32], out: &mut Vec<u8>),
+    widening: Widening,
+    narrow: fn(values: &[f32], out: &mut [u8]),
     size: RowSize,
+    item_bytes: usize,
 }
 
 impl Cast {
     /// To the type of `encoding`; `None` for a `source` that is not cast, and for what is no cast.
     pub(super) fn new(encoding: Encoding, source: Dtype, size: RowSize) -> Option<Self> {
-        let narrow = match encoding {
-            Encoding::F32 => keep_f32,
-            Encoding::F16 => narrow_to_f16,
-            Encoding::Bf16 => narrow_to_bf16,
-            Encoding::F8E4m3fn => float8::narrow_to_e4m3fn,
-            Encoding::F8E5m2 => float8::narrow_to_e5m2,
-            Encoding::Hfp8E4b7Max240 => float8::narrow_to_hfp8,
+        let (narrow, item_bytes): (fn(&[f32], &mut [u8]), _) = match encoding {
+            Encoding::F32 => (keep_f32, 4),
+            Encoding::F16 => (narrow_to_f16, 2),
+            Encoding::Bf16 => (narrow_to_bf16, 2),
+            Encoding::F8E4m3fn => (float8::narrow_to_e4m3fn, 1),
+            Encoding::F8E5m2 => (float8::narrow_to_e5m2, 1),
+            Encoding::Hfp8E4b7Max240 => (float8::narrow_to_hfp8, 1),
             _ => return None,
         };
-        Some(Self { form: Form::plain(encoding), source, widen: encodable(source)?, narrow, size })
+        let widening = Widening::to_encode(source)?;
+        Some(Self { form: Form::plain(encoding), source, widening, narrow, size, item_bytes })
+    }
+
+    /// Takes up rows, the last of which may be shorter, and what they decode to.
+    fn take(&self, rows: &[u8], values: &[f32], decoded: &[f32], statistics: &mut BlockStatistics) {
+        let RowSize { elements, source_bytes, .. } = self.size;
+        let limit = self.form.encoding.saturates_at();
+        #[cfg(target_arch = "x86_64")]
+        if self.source != Dtype::F64
+            && limit.is_none()
+            && super::avx2::take_encoded_rows(values, decoded, elements, statistics)
+        {
+            return;
+        }
+        let decoded = decoded.chunks(elements);
+        for ((row, values), decoded) in rows.chunks(source_bytes).zip(values.chunks(elements)).zip(decoded) {
+            let Some(sums) = Sums::of(values) else { continue };
+            statistics.encoded_row(values, &sums, decoded, beyond_f32(self.source, row));
+            if let Some(limit) = limit {
+                statistics.saturated(beyond(values, &sums, limit));
+            }
+        }
     }
 }
 
 impl Encoder for Cast {
     fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
-        let RowSize { elements, source_bytes, encoded_bytes } = self.size;
-        let Some(item_bytes) = source_bytes.checked_div(elements) else { return };
-        out.reserve((rows.len() / source_bytes + 1).saturating_mul(encoded_bytes));
-        let mut values = vec![0.0; elements];
-        let mut decoded = vec![0.0; elements];
-        for row in rows.chunks(source_bytes) {
-            let count = row.len() / item_bytes;
-            let (Some(values), Some(decoded)) = (values.get_mut(..count), decoded.get_mut(..count)) else {
-                continue;
-            };
-            (self.widen)(row, values);
-            let Some(sums) = Sums::of(values) else { continue };
+        let RowSize { elements, source_bytes, .. } = self.size;
+        if elements == 0 {
+            return;
+        }
+        let at_once = self.widening.rows_at_once(elements).saturating_mul(source_bytes);
+        let (mut room, mut decoded) = (Vec::new(), Vec::new());
+        for rows in rows.chunks(at_once) {
+            let values = self.widening.widen(rows, &mut room);
             let start = out.len();
-            (self.narrow)(values, out);
+            out.resize(start.saturating_add(values.len().saturating_mul(self.item_bytes)), 0);
+            let encoded = out.get_mut(start..).unwrap_or_default();
+            (self.narrow)(values, encoded);
+            decoded.resize(values.len(), 0.0);
             // The size is right: it was just written.
-            let _ = self.form.decode_row(self.source, out.get(start..).unwrap_or_default(), decoded);
-            statistics.encoded_row(values, &sums, decoded, beyond_f32(self.source, row));
-            if let Some(limit) = self.form.encoding.saturates_at() {
-                statistics.saturated(beyond(values, &sums, limit));
-            }
+            let _ = self.form.decode_row(self.source, encoded, &mut decoded);
+            self.take(rows, values, &decoded, statistics);
         }
     }
 
@@ -77,28 +96,34 @@ impl Encoder for Cast {
 }
 
 /// How many finite elements are larger than `limit`, of either sign.
-fn beyond(values: &[f32], sums: &Sums<f32>, limit: f32) -> usize {
+fn beyond(values: &[f32], sums: &Sums, limit: f32) -> usize {
     if sums.max <= limit && sums.min >= -limit {
         return 0;
     }
     values.iter().filter(|value| value.is_finite() && value.abs() > limit).count()
 }
 
-fn keep_f32(values: &[f32], out: &mut Vec<u8>) {
-    out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-}
-
-fn narrow_to_f16(values: &[f32], out: &mut Vec<u8>) {
-    let mut halves = [f16::ZERO; HALVES];
-    for values in values.chunks(HALVES) {
-        let halves = &mut halves[..values.len()];
-        halves.convert_from_f32_slice(values);
-        out.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
+fn keep_f32(values: &[f32], out: &mut [u8]) {
+    for (place, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+        *place = value.to_le_bytes();
     }
 }
 
-fn narrow_to_bf16(values: &[f32], out: &mut Vec<u8>) {
-    out.extend(values.iter().flat_map(|&value| bf16_bits(value).to_le_bytes()));
+fn narrow_to_f16(values: &[f32], out: &mut [u8]) {
+    let mut halves = [f16::ZERO; HALVES];
+    for (values, out) in values.chunks(HALVES).zip(out.chunks_mut(2 * HALVES)) {
+        let halves = &mut halves[..values.len()];
+        halves.convert_from_f32_slice(values);
+        for (place, half) in out.as_chunks_mut().0.iter_mut().zip(halves) {
+            *place = half.to_le_bytes();
+        }
+    }
+}
+
+fn narrow_to_bf16(values: &[f32], out: &mut [u8]) {
+    for (place, &value) in out.as_chunks_mut().0.iter_mut().zip(values) {
+        *place = bf16_bits(value).to_le_bytes();
+    }
 }
 
 fn bf16_bits(value: f32) -> u16 {
@@ -112,10 +137,10 @@ fn bf16_bits(value: f32) -> u16 {
 mod tests {
     use super::*;
 
-    fn cast(narrow: fn(&[f32], &mut Vec<u8>), bits: u32) -> u16 {
-        let mut out = Vec::new();
+    fn cast(narrow: fn(&[f32], &mut [u8]), bits: u32) -> u16 {
+        let mut out = [0; 2];
         narrow(&[f32::from_bits(bits)], &mut out);
-        u16::from_le_bytes(*out.first_chunk().unwrap())
+        u16::from_le_bytes(out)
     }
 
     #[test]

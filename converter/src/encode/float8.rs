@@ -10,18 +10,24 @@
 //! | `hfp8` | 4, 7 | 0x77: 240, for infinity too | has none; 0x77 |
 
 /// To torch's `float8_e4m3fn`.
-pub(super) fn narrow_to_e4m3fn(values: &[f32], out: &mut Vec<u8>) {
-    out.extend(values.iter().map(|&value| code::<3, 7, 0x7E, 0x7F>(value)));
+pub(super) fn narrow_to_e4m3fn(values: &[f32], out: &mut [u8]) {
+    narrow::<3, 7, 0x7E, 0x7F>(values, out);
 }
 
 /// To torch's `float8_e5m2`.
-pub(super) fn narrow_to_e5m2(values: &[f32], out: &mut Vec<u8>) {
-    out.extend(values.iter().map(|&value| code::<2, 15, 0x7C, 0x7F>(value)));
+pub(super) fn narrow_to_e5m2(values: &[f32], out: &mut [u8]) {
+    narrow::<2, 15, 0x7C, 0x7F>(values, out);
 }
 
 /// To FBGEMM's `hfp8` with 4 exponent bits, a bias of 7, and 240 for the largest number.
-pub(super) fn narrow_to_hfp8(values: &[f32], out: &mut Vec<u8>) {
-    out.extend(values.iter().map(|&value| code::<3, 7, 0x77, 0x77>(value)));
+pub(super) fn narrow_to_hfp8(values: &[f32], out: &mut [u8]) {
+    narrow::<3, 7, 0x77, 0x77>(values, out);
+}
+
+fn narrow<const MANTISSA: u32, const BIAS: u32, const LARGEST: u32, const NAN: u32>(values: &[f32], out: &mut [u8]) {
+    for (place, &value) in out.iter_mut().zip(values) {
+        *place = code::<MANTISSA, BIAS, LARGEST, NAN>(value);
+    }
 }
 
 /// The code of `value`. Both ways to it are taken, and one result chosen, so that the compiler can use vectors.
@@ -48,7 +54,7 @@ mod tests {
 
     use super::*;
 
-    type Narrow = fn(&[f32], &mut Vec<u8>);
+    type Narrow = fn(&[f32], &mut [u8]);
 
     const TYPES: [(Encoding, Narrow, u8); 3] = [
         (Encoding::F8E4m3fn, narrow_to_e4m3fn, 0x7E),
@@ -80,7 +86,7 @@ mod tests {
             let lower = [0u32, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF];
             for upper in 0..=0xFFFFu32 {
                 let values = lower.map(|lower| f32::from_bits(upper << 16 | lower));
-                let mut codes = Vec::new();
+                let mut codes = vec![0; 6];
                 narrow(&values, &mut codes);
                 for (value, code) in values.into_iter().zip(codes) {
                     assert_eq!(code >= 0x80, value.is_sign_negative());
@@ -100,7 +106,7 @@ mod tests {
     fn what_is_too_large_saturates_or_becomes_infinite() {
         let values = [448.0, 464.0, 1e9, -1e9, f32::INFINITY, 61439.0, 61440.0];
         let codes = TYPES.map(|(_, narrow, _)| {
-            let mut codes = Vec::new();
+            let mut codes = vec![0; 7];
             narrow(&values, &mut codes);
             codes
         });

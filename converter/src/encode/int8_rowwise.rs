@@ -32,7 +32,7 @@ const QUIET: u32 = 0x0040_0000;
 const INVALID: u32 = 0xFFC0_0000;
 
 /// Writes the codes, which are 0 so far, and scale and bias in eight bytes.
-pub(super) fn quantize(values: &[f32], sums: &Sums<f32>, codes: &mut [u8], parameters: &mut [u8]) {
+pub(super) fn quantize(values: &[f32], sums: &Sums, codes: &mut [u8], parameters: &mut [u8]) {
     let bias = first_smallest(values, sums.min);
     let range = range(sums.max, bias);
     if range.is_finite() {

@@ -2,7 +2,7 @@
 
 use weighbridge_schemas::dtype::Dtype;
 
-use super::widen::{Widen, widening};
+use super::widen::Widening;
 use super::{Encoder, RowSize};
 use crate::statistics::{BlockStatistics, Sums};
 
@@ -23,25 +23,25 @@ impl Keep {
         rows.chunks(self.size.source_bytes.max(1))
     }
 
-    fn look_at(&self, rows: &[u8], widen: Widen, statistics: &mut BlockStatistics) {
-        let mut values = vec![0.0; self.size.elements];
-        for row in self.rows(rows) {
-            let Some(values) = values.get_mut(..row.len() / self.item_bytes) else { continue };
-            widen(row, values);
-            if let Some(sums) = Sums::of(values) {
-                statistics.kept_row(values, &sums);
+    fn look_at(&self, rows: &[u8], widening: Widening, statistics: &mut BlockStatistics) {
+        let (elements, mut room) = (self.size.elements, Vec::new());
+        for rows in rows.chunks(widening.rows_at_once(elements).saturating_mul(self.size.source_bytes).max(1)) {
+            let values = widening.widen(rows, &mut room);
+            #[cfg(target_arch = "x86_64")]
+            if super::avx2::take_kept_rows(values, elements, statistics) {
+                continue;
+            }
+            for row in values.chunks(elements.max(1)) {
+                if let Some(sums) = Sums::of(row) {
+                    statistics.kept_row(row, &sums);
+                }
             }
         }
     }
 
     fn look_at_f64(&self, rows: &[u8], statistics: &mut BlockStatistics) {
-        let mut values = Vec::with_capacity(self.size.elements);
         for row in self.rows(rows) {
-            values.clear();
-            values.extend(row.as_chunks::<8>().0.iter().map(|&bytes| f64::from_le_bytes(bytes)));
-            if let Some(sums) = Sums::of(&values) {
-                statistics.kept_row(&values, &sums);
-            }
+            statistics.kept_wide_row(row.as_chunks::<8>().0.iter().map(|&bytes| f64::from_le_bytes(bytes)));
         }
     }
 }
@@ -49,8 +49,8 @@ impl Keep {
 impl Encoder for Keep {
     fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
         out.extend_from_slice(rows);
-        match widening(self.source) {
-            Some(widen) => self.look_at(rows, widen, statistics),
+        match Widening::exact(self.source) {
+            Some(widening) => self.look_at(rows, widening, statistics),
             None if self.source == Dtype::F64 => self.look_at_f64(rows, statistics),
             None => self.rows(rows).for_each(|row| statistics.count_row(row.len() / self.item_bytes)),
         }

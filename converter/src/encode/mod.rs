@@ -6,6 +6,7 @@
 //! | `cast` | binary32, binary16, bfloat16, and the 8-bit floats of `float8` |
 //! | `int8_rowwise` | 8-bit codes with a binary32 scale and bias a row |
 //! | `nbit_rowwise` | 8-, 4- and 2-bit codes with a binary16 scale and bias a row |
+//! | `avx2` | the same bits for the hot ones, by AVX2 |
 //! | `row_wise` | what row-wise encodings share: padding and layout |
 //! | `widen` | what all share: source bytes to binary32 |
 //!
@@ -13,6 +14,8 @@
 //! bytes are part of that contract: any change for any input has to raise
 //! [`ENCODING_VERSION`](weighbridge_schemas::encoding::ENCODING_VERSION).
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod cast;
 mod float8;
 mod int8_rowwise;
@@ -199,9 +202,7 @@ mod tests {
     fn a_narrow_source_is_encoded_as_its_widened_values() {
         let every_pattern: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
         for source in [Dtype::F16, Dtype::Bf16] {
-            let mut values = vec![0.0; 1 << 16];
-            widen::widening(source).unwrap()(&every_pattern, &mut values);
-            let wide = bytes(&values);
+            let wide = bytes(widen::Widening::exact(source).unwrap().widen(&every_pattern, &mut Vec::new()));
             for &encoding in Encoding::ALL {
                 if encoding == Encoding::Keep {
                     continue;

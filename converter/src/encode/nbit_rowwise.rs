@@ -28,12 +28,12 @@ const RUN: usize = 64;
 const NO_SCALE: u16 = 0x7FFF;
 
 /// `int8_sbf16`: a code is a byte.
-pub(super) fn quantize_to_8_bits(values: &[f32], sums: &Sums<f32>, codes: &mut [u8], parameters: &mut [u8]) {
+pub(super) fn quantize_to_8_bits(values: &[f32], sums: &Sums, codes: &mut [u8], parameters: &mut [u8]) {
     quantize(values, sums, codes, parameters, 255.0, |[code]| code);
 }
 
 /// `int4_sbf16`: two codes a byte, from the low bits up.
-pub(super) fn quantize_to_4_bits(values: &[f32], sums: &Sums<f32>, codes: &mut [u8], parameters: &mut [u8]) {
+pub(super) fn quantize_to_4_bits(values: &[f32], sums: &Sums, codes: &mut [u8], parameters: &mut [u8]) {
     quantize(values, sums, codes, parameters, 15.0, |codes| {
         let codes = u16::from_le_bytes(codes);
         low_byte(u32::from(codes | codes >> 4))
@@ -41,7 +41,7 @@ pub(super) fn quantize_to_4_bits(values: &[f32], sums: &Sums<f32>, codes: &mut [
 }
 
 /// `int2_sbf16`: four codes a byte, from the low bits up.
-pub(super) fn quantize_to_2_bits(values: &[f32], sums: &Sums<f32>, codes: &mut [u8], parameters: &mut [u8]) {
+pub(super) fn quantize_to_2_bits(values: &[f32], sums: &Sums, codes: &mut [u8], parameters: &mut [u8]) {
     quantize(values, sums, codes, parameters, 3.0, |codes| {
         let codes = u32::from_le_bytes(codes);
         low_byte(codes | codes >> 6 | codes >> 12 | codes >> 18)
@@ -51,7 +51,7 @@ pub(super) fn quantize_to_2_bits(values: &[f32], sums: &Sums<f32>, codes: &mut [
 /// Writes the packed codes, and scale and bias in four bytes. `pack` makes a byte of `N` codes.
 fn quantize<const N: usize>(
     values: &[f32],
-    sums: &Sums<f32>,
+    sums: &Sums,
     packed: &mut [u8],
     parameters: &mut [u8],
     most: f32,

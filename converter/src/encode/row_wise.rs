@@ -2,11 +2,14 @@
 //!
 //! Padding follows `torch.nn.functional.pad(table, (0, k))` before a prepack: the zeros take part in the row's minimum
 //! and maximum, but are no part of the table's statistics.
+//!
+//! This is the plain code, which is right on every processor and for every row. Where the processor has AVX2, `avx2`
+//! takes the rows that are plain ([`crate::statistics`]), and gives the same bits.
 
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form, Layout};
 
-use super::widen::{Widen, beyond_f32, encodable};
+use super::widen::{Widening, beyond_f32};
 use super::{Encoder, RowSize, int8_rowwise, nbit_rowwise};
 use crate::statistics::{BlockStatistics, Sums};
 
@@ -14,13 +17,13 @@ use crate::statistics::{BlockStatistics, Sums};
 pub(super) const ROUNDER: f32 = 12_582_912.0;
 
 /// Writes a row's codes, which are 0 so far, and its scale and bias. `sums` is that of `values`.
-type Quantize = fn(values: &[f32], sums: &Sums<f32>, codes: &mut [u8], parameters: &mut [u8]);
+type Quantize = fn(values: &[f32], sums: &Sums, codes: &mut [u8], parameters: &mut [u8]);
 
 /// Quantizes rows.
 pub(super) struct RowWise {
     form: Form,
     source: Dtype,
-    widen: Widen,
+    widening: Widening,
     quantize: Quantize,
     size: RowSize,
     stored_width: usize,
@@ -41,21 +44,35 @@ impl RowWise {
         let sizes = form.row_sizes(u64::try_from(size.elements).ok()?, source)?;
         let stored_width = form.stored_width.map_or(Some(size.elements), |width| width.try_into().ok())?;
         let (codes, parameters) = (sizes.codes.try_into().ok()?, sizes.parameters.try_into().ok()?);
-        let widen = encodable(source)?;
-        Some(Self { form, source, widen, quantize, size, stored_width, codes, parameters })
+        let widening = Widening::to_encode(source)?;
+        Some(Self { form, source, widening, quantize, size, stored_width, codes, parameters })
     }
 
-    fn encode_row(&self, values: &[f32], sums: &Sums<f32>, encoded: &mut [u8]) {
-        let front = match self.form.layout {
-            Layout::Trailing => self.codes,
-            Layout::Leading => self.parameters,
-        };
-        let Some((front, back)) = encoded.split_at_mut_checked(front) else { return };
-        let (codes, parameters) = match self.form.layout {
-            Layout::Trailing => (front, back),
-            Layout::Leading => (back.get_mut(..self.codes).unwrap_or_default(), front),
-        };
-        (self.quantize)(values, sums, codes, parameters);
+    /// Encodes a number of rows, widened already; `rows` are their bytes.
+    fn encode_rows(&self, values: &[f32], rows: &[u8], encoded: &mut [u8], statistics: &mut BlockStatistics) {
+        let RowSize { elements, source_bytes, encoded_bytes } = self.size;
+        let mut plain = PlainRows::new(self);
+        #[cfg(target_arch = "x86_64")]
+        if super::avx2::is_here() && self.source != Dtype::F64 && self.stored_width == elements {
+            let encoding = self.form.encoding;
+            return super::avx2::quantize(encoding, values, elements, encoded, encoded_bytes, statistics, &mut plain);
+        }
+        let rows = rows.chunks_exact(source_bytes);
+        let values = values.chunks_exact(elements);
+        for ((row, values), encoded) in rows.zip(values).zip(encoded.chunks_exact_mut(encoded_bytes)) {
+            plain.encode(values, beyond_f32(self.source, row), encoded, statistics);
+        }
+    }
+
+    /// A row's codes, and its scale and bias.
+    pub(super) fn split<'e>(&self, encoded: &'e mut [u8]) -> Option<(&'e mut [u8], &'e mut [u8])> {
+        match self.form.layout {
+            Layout::Trailing => encoded.split_at_mut_checked(self.codes),
+            Layout::Leading => {
+                let (parameters, codes) = encoded.split_at_mut_checked(self.parameters)?;
+                Some((codes.get_mut(..self.codes)?, parameters))
+            }
+        }
     }
 }
 
@@ -66,18 +83,12 @@ impl Encoder for RowWise {
         let start = out.len();
         out.resize(start.saturating_add(count.saturating_mul(encoded_bytes)), 0);
         let encoded = out.get_mut(start..).unwrap_or_default();
-        // Behind the row's own elements there are zeros, where the row is padded.
-        let mut values = vec![0.0; self.stored_width];
-        let mut decoded = vec![0.0; elements];
-        for (row, encoded) in rows.chunks_exact(source_bytes).zip(encoded.chunks_exact_mut(encoded_bytes)) {
-            (self.widen)(row, &mut values);
-            let logical = values.get(..elements).unwrap_or_default();
-            let Some(sums) = Sums::of(logical) else { continue };
-            let padded = if self.stored_width > elements { Sums::of(&values) } else { None };
-            self.encode_row(&values, padded.as_ref().unwrap_or(&sums), encoded);
-            // The size is right: the form says it.
-            let _ = self.form.decode_row(self.source, encoded, &mut decoded);
-            statistics.encoded_row(logical, &sums, &decoded, beyond_f32(self.source, row));
+        let mut values = Vec::new();
+        let at_once = self.widening.rows_at_once(elements);
+        let rows = rows.chunks(at_once.saturating_mul(source_bytes));
+        for (rows, encoded) in rows.zip(encoded.chunks_mut(at_once.saturating_mul(encoded_bytes))) {
+            let values = self.widening.widen(rows, &mut values);
+            self.encode_rows(values, rows, encoded, statistics);
         }
     }
 
@@ -87,6 +98,51 @@ impl Encoder for RowWise {
 
     fn encoded_row_bytes(&self) -> usize {
         self.size.encoded_bytes
+    }
+}
+
+/// Encodes rows one by one in plain code, and keeps the memory that this takes.
+pub(super) struct PlainRows<'e> {
+    encoder: &'e RowWise,
+    padded: Vec<f32>,
+    decoded: Vec<f32>,
+}
+
+impl<'e> PlainRows<'e> {
+    fn new(encoder: &'e RowWise) -> Self {
+        Self { encoder, padded: Vec::new(), decoded: Vec::new() }
+    }
+
+    /// The encoder.
+    pub(super) fn encoder(&self) -> &'e RowWise {
+        self.encoder
+    }
+
+    /// Encodes a row of which `beyond` elements are infinite only because they were rounded to binary32. `encoded` is 0
+    /// so far.
+    pub(super) fn encode(
+        &mut self,
+        values: &[f32],
+        beyond: usize,
+        encoded: &mut [u8],
+        statistics: &mut BlockStatistics,
+    ) {
+        let encoder = self.encoder;
+        let Some(sums) = Sums::of(values) else { return };
+        let Some((codes, parameters)) = encoder.split(encoded) else { return };
+        if encoder.stored_width > values.len() {
+            self.padded.clear();
+            self.padded.extend_from_slice(values);
+            self.padded.resize(encoder.stored_width, 0.0);
+            let Some(sums) = Sums::of(&self.padded) else { return };
+            (encoder.quantize)(&self.padded, &sums, codes, parameters);
+        } else {
+            (encoder.quantize)(values, &sums, codes, parameters);
+        }
+        self.decoded.resize(values.len(), 0.0);
+        // The size is right: the form says it.
+        let _ = encoder.form.decode_row(encoder.source, encoded, &mut self.decoded);
+        statistics.encoded_row(values, &sums, &self.decoded, beyond);
     }
 }
 

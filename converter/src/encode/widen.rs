@@ -6,27 +6,59 @@ use weighbridge_schemas::encoding::{
 };
 
 /// Widens little-endian elements of some type, as many as there are of both.
-pub(super) type Widen = fn(bytes: &[u8], values: &mut [f32]);
+type Widen = fn(bytes: &[u8], values: &mut [f32]);
 
-/// The widening of a floating-point type that binary32 holds exactly; `None` for every other type.
-pub(super) fn widening(dtype: Dtype) -> Option<Widen> {
-    match dtype {
-        Dtype::F32 => Some(decode_f32),
-        Dtype::F16 => Some(decode_f16),
-        Dtype::Bf16 => Some(decode_bf16),
-        Dtype::F8E4m3 => Some(decode_f8_e4m3),
-        Dtype::F8E5m2 => Some(decode_f8_e5m2),
-        _ => None,
-    }
+/// How many elements are widened at a time, unless a row has more: they stay in the first cache.
+const AT_ONCE: usize = 4096;
+
+/// How elements of one type become binary32.
+#[derive(Clone, Copy)]
+pub(super) struct Widening {
+    source: Dtype,
+    widen: Widen,
 }
 
-/// How a type that is cast and quantized becomes binary32; `None` for every other type. binary64 is rounded: what is
-/// too large for binary32 becomes infinite; [`beyond_f32`] tells how much that is.
-pub(super) fn encodable(source: Dtype) -> Option<Widen> {
-    match source {
-        Dtype::F64 => Some(decode_f64),
-        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => widening(source),
-        _ => None,
+impl Widening {
+    /// The widening of a floating-point type that binary32 holds exactly; `None` for every other type.
+    pub(super) fn exact(source: Dtype) -> Option<Self> {
+        let widen = match source {
+            Dtype::F32 => decode_f32,
+            Dtype::F16 => decode_f16,
+            Dtype::Bf16 => decode_bf16,
+            Dtype::F8E4m3 => decode_f8_e4m3,
+            Dtype::F8E5m2 => decode_f8_e5m2,
+            _ => return None,
+        };
+        Some(Self { source, widen })
+    }
+
+    /// How a type that is cast and quantized becomes binary32; `None` for every other type. binary64 is rounded: what is
+    /// too large for binary32 becomes infinite; [`beyond_f32`] tells how much that is.
+    pub(super) fn to_encode(source: Dtype) -> Option<Self> {
+        match source {
+            Dtype::F64 => Some(Self { source, widen: decode_f64 }),
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => Self::exact(source),
+            _ => None,
+        }
+    }
+
+    /// How many rows of so many elements are widened at a time.
+    pub(super) fn rows_at_once(self, elements: usize) -> usize {
+        AT_ONCE.checked_div(elements).unwrap_or(1).max(1)
+    }
+
+    /// The elements of `bytes`. Those that are binary32 already and lie where binary32 may lie are not copied to `room`.
+    pub(super) fn widen<'v>(self, bytes: &'v [u8], room: &'v mut Vec<f32>) -> &'v [f32] {
+        if self.source == Dtype::F32
+            && cfg!(target_endian = "little")
+            && let Ok(values) = bytemuck::try_cast_slice(bytes)
+        {
+            return values;
+        }
+        let size = usize::try_from(self.source.size()).unwrap_or(1).max(1);
+        room.resize(bytes.len() / size, 0.0);
+        (self.widen)(bytes, room);
+        room
     }
 }
 
@@ -53,11 +85,22 @@ mod tests {
     }
 
     #[test]
+    fn binary32_is_widened_wherever_it_lies() {
+        let bytes: Vec<u8> = (0..44).collect();
+        let widening = Widening::exact(Dtype::F32).unwrap();
+        for start in 0..4 {
+            let bytes = &bytes[start..start + 40];
+            let expected: Vec<_> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+            assert_eq!(widening.widen(bytes, &mut Vec::new()), expected);
+        }
+    }
+
+    #[test]
     fn other_types_are_not_widened() {
         for &dtype in Dtype::ALL {
-            assert_eq!(widening(dtype).is_some(), dtype.is_float() && dtype != Dtype::F64);
+            assert_eq!(Widening::exact(dtype).is_some(), dtype.is_float() && dtype != Dtype::F64);
             let encoded = matches!(dtype, Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16);
-            assert_eq!(encodable(dtype).is_some(), encoded);
+            assert_eq!(Widening::to_encode(dtype).is_some(), encoded);
         }
     }
 }

@@ -15,6 +15,23 @@ impl Form {
     /// where what is kept are no floating-point numbers.
     #[must_use]
     pub fn decode_row(&self, source: Dtype, row: &[u8], decoded: &mut [f32]) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            #[expect(unsafe_code, reason = "the same code, compiled for a processor that has been asked")]
+            // SAFETY: the processor has been asked whether it has AVX2 and FMA.
+            return unsafe { self.decode_row_by_avx2(source, row, decoded) };
+        }
+        self.decode_row_anywhere(source, row, decoded)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    fn decode_row_by_avx2(&self, source: Dtype, row: &[u8], decoded: &mut [f32]) -> bool {
+        self.decode_row_anywhere(source, row, decoded)
+    }
+
+    #[inline(always)]
+    fn decode_row_anywhere(&self, source: Dtype, row: &[u8], decoded: &mut [f32]) -> bool {
         let sizes = u64::try_from(decoded.len()).ok().and_then(|width| self.row_sizes(width, source));
         let Some((codes, parameters)) = sizes.and_then(|sizes| self.split(sizes, row)) else { return false };
         match self.encoding {
@@ -50,6 +67,7 @@ impl Form {
 }
 
 /// Kept numbers, as far as they are floating-point ones.
+#[inline(always)]
 fn decode_kept(source: Dtype, row: &[u8], decoded: &mut [f32]) -> bool {
     match source {
         Dtype::F64 => decode_f64(row, decoded),
@@ -64,6 +82,7 @@ fn decode_kept(source: Dtype, row: &[u8], decoded: &mut [f32]) -> bool {
 }
 
 /// Decodes binary64: eight bytes an element, rounded to the nearest binary32.
+#[inline(always)]
 pub fn decode_f64(row: &[u8], decoded: &mut [f32]) {
     for (value, &bytes) in decoded.iter_mut().zip(row.as_chunks::<8>().0) {
         *value = narrow(f64::from_le_bytes(bytes));
@@ -71,6 +90,7 @@ pub fn decode_f64(row: &[u8], decoded: &mut [f32]) {
 }
 
 /// Decodes binary32: four bytes an element.
+#[inline(always)]
 pub fn decode_f32(row: &[u8], decoded: &mut [f32]) {
     for (value, &bytes) in decoded.iter_mut().zip(row.as_chunks::<4>().0) {
         *value = f32::from_le_bytes(bytes);
@@ -78,6 +98,7 @@ pub fn decode_f32(row: &[u8], decoded: &mut [f32]) {
 }
 
 /// Decodes binary16: two bytes an element. A signalling NaN may come out quiet.
+#[inline(always)]
 pub fn decode_f16(row: &[u8], decoded: &mut [f32]) {
     let mut halves = [f16::ZERO; RUN];
     for (values, bytes) in decoded.chunks_mut(RUN).zip(row.as_chunks::<2>().0.chunks(RUN)) {
@@ -90,6 +111,7 @@ pub fn decode_f16(row: &[u8], decoded: &mut [f32]) {
 }
 
 /// Decodes bfloat16: two bytes an element, the upper half of a binary32.
+#[inline(always)]
 pub fn decode_bf16(row: &[u8], decoded: &mut [f32]) {
     for (value, &bytes) in decoded.iter_mut().zip(row.as_chunks::<2>().0) {
         *value = f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16);
@@ -98,6 +120,7 @@ pub fn decode_bf16(row: &[u8], decoded: &mut [f32]) {
 
 /// Decodes torch's `float8_e4m3fn`: 4 exponent bits with a bias of 7, 3 bits of mantissa, no infinity, one NaN of
 /// each sign.
+#[inline(always)]
 pub fn decode_f8_e4m3(row: &[u8], decoded: &mut [f32]) {
     for (value, &byte) in decoded.iter_mut().zip(row) {
         let magnitude = if byte & 0x7F == 0x7F { f32::NAN } else { e4_bias_7(byte & 0x7F) };
@@ -106,12 +129,14 @@ pub fn decode_f8_e4m3(row: &[u8], decoded: &mut [f32]) {
 }
 
 /// Decodes FBGEMM's `hfp8` with 4 exponent bits: as [`decode_f8_e4m3`], but every code is a number.
+#[inline(always)]
 fn decode_hfp8(row: &[u8], decoded: &mut [f32]) {
     for (value, &byte) in decoded.iter_mut().zip(row) {
         *value = signed(e4_bias_7(byte & 0x7F), byte);
     }
 }
 
+#[inline(always)]
 fn e4_bias_7(magnitude: u8) -> f32 {
     if magnitude < 8 {
         // Below 2^-6 the unit is 2^-9.
@@ -122,11 +147,13 @@ fn e4_bias_7(magnitude: u8) -> f32 {
     }
 }
 
+#[inline(always)]
 fn signed(magnitude: f32, byte: u8) -> f32 {
     f32::from_bits(magnitude.to_bits() | u32::from(byte & 0x80) << 24)
 }
 
 /// Decodes torch's `float8_e5m2`: 5 exponent bits, 2 bits of mantissa, the upper half of a binary16.
+#[inline(always)]
 pub fn decode_f8_e5m2(row: &[u8], decoded: &mut [f32]) {
     let mut halves = [f16::ZERO; RUN];
     for (values, bytes) in decoded.chunks_mut(RUN).zip(row.chunks(RUN)) {
@@ -140,8 +167,8 @@ pub fn decode_f8_e5m2(row: &[u8], decoded: &mut [f32]) {
 
 /// Scale and bias of a row.
 struct Line {
-    scale: f64,
-    bias: f64,
+    scale: f32,
+    bias: f32,
 }
 
 impl Line {
@@ -156,16 +183,18 @@ impl Line {
             }
             _ => (f32::NAN, f32::NAN),
         };
-        Self { scale: scale.into(), bias: bias.into() }
+        Self { scale, bias }
     }
 
+    #[inline(always)]
     fn decode(&self, codes: &[u8], decoded: &mut [f32]) {
         for (value, &code) in decoded.iter_mut().zip(codes) {
-            *value = narrow(f64::from(code) * self.scale + self.bias);
+            *value = f32::from(code).mul_add(self.scale, self.bias);
         }
     }
 
     /// Codes of less than a byte: `unpack` makes `N` codes of a byte.
+    #[inline(always)]
     fn decode_packed<const N: usize>(
         &self,
         packed: &[u8],
@@ -183,12 +212,14 @@ impl Line {
 }
 
 /// The codes in the low and the high half.
+#[inline(always)]
 fn unpack_4_bits(byte: u8) -> [u8; 2] {
     let spread = u16::from(byte) | u16::from(byte) << 4;
     (spread & 0x0F0F).to_le_bytes()
 }
 
 /// Four codes, from the low bits up.
+#[inline(always)]
 fn unpack_2_bits(byte: u8) -> [u8; 4] {
     let byte = u32::from(byte);
     let spread = byte | byte << 6 | byte << 12 | byte << 18;
