@@ -2,7 +2,7 @@
 //! input in the same run.
 //!
 //! ```text
-//! cargo bench --workspace --bench kernels [-- [--json] [--rounds N]]
+//! cargo bench --workspace --bench kernels [-- [--json] [--rounds N] [--only NAME]]
 //! ```
 //!
 //! GB are 10^9 bytes of binary32 input (of decoding: of output). *memory*: 256 MB of input, encoded as a publish does
@@ -54,16 +54,20 @@ struct Case {
 fn main() -> Result<(), Box<dyn Error>> {
     // `cargo bench` adds `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
-    let (mut json, mut rounds) = (false, 7);
+    let (mut json, mut rounds, mut only) = (false, 7, String::new());
     while let Some(argument) = arguments.next() {
-        match (argument.as_str(), argument.as_str() == "--rounds") {
-            ("--json", _) => json = true,
-            (_, true) => rounds = arguments.next().ok_or("--rounds takes a number")?.parse::<usize>()?.max(1),
-            _ => return Err("usage: kernels [--json] [--rounds N]".into()),
+        match argument.as_str() {
+            "--json" => json = true,
+            "--rounds" => {
+                rounds = arguments.next().ok_or("--rounds takes a number")?.parse::<usize>()?.max(1)
+            }
+            "--only" => only = arguments.next().ok_or("--only takes a name")?,
+            _ => return Err("usage: kernels [--json] [--rounds N] [--only NAME]".into()),
         }
     }
     let input = input(MEMORY);
     let mut cases = cases();
+    cases.retain(|case| case.name == "read" || case.name.contains(&only));
     for _ in 0..=rounds {
         for case in &mut cases {
             let rounds = MEMORY / case.bytes / 4;
@@ -76,10 +80,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     if !json {
-        println!("| what | width | threads | where | GB/s, median | min | max | of reading |\n|---|---|---|---|---|---|---|---|");
+        println!(
+            "| what | width | threads | where | GB/s, median | min | max | of reading |\n|---|---|---|---|---|---|---|---|"
+        );
     }
-    let reading: Vec<(usize, f64)> =
-        cases.iter_mut().filter(|case| case.name == "read").map(|case| (case.threads, case.median().1)).collect();
+    let reading: Vec<(usize, f64)> = cases
+        .iter_mut()
+        .filter(|case| case.name == "read")
+        .map(|case| (case.threads, case.median().1))
+        .collect();
     for case in &mut cases {
         let (min, median, max) = case.median();
         let Case { name, width, threads, place, .. } = case;
@@ -89,14 +98,23 @@ fn main() -> Result<(), Box<dyn Error>> {
                 r#"{{"name": "{name}", "width": {width}, "threads": {threads}, "where": "{place}", "gb_s": {median:.3}}}"#
             );
         } else {
-            println!("| {name} | {width} | {threads} | {place} | {median:.2} | {min:.2} | {max:.2} | {:.0} % |", of * 100.0);
+            println!(
+                "| {name} | {width} | {threads} | {place} | {median:.2} | {min:.2} | {max:.2} | {:.0} % |",
+                of * 100.0
+            );
         }
     }
     Ok(())
 }
 
 impl Case {
-    fn new(name: &str, width: usize, threads: usize, place: &'static str, work: impl Fn(&[u8]) + 'static) -> Self {
+    fn new(
+        name: &str,
+        width: usize,
+        threads: usize,
+        place: &'static str,
+        work: impl Fn(&[u8]) + 'static,
+    ) -> Self {
         let bytes = if place == "cache" { CACHE } else { MEMORY };
         Self { name: name.to_owned(), width, threads, place, bytes, work: Box::new(work), rates: Vec::new() }
     }
@@ -126,20 +144,22 @@ fn cases() -> Vec<Case> {
             });
         }));
         for encoding in ENCODINGS {
-            let widths: &[usize] = if encoding == Encoding::Int8Sbf32 { &[16, 32, 64, 100, 128, 256] } else { &[64, 128] };
+            let widths: &[usize] =
+                if encoding == Encoding::Int8Sbf32 { &[16, 32, 64, 100, 128, 256] } else { &[64, 128] };
             for &width in widths {
                 let form = Form::plain(encoding);
-                let work = move |input: &[u8]| on_threads(threads, input, |part| in_chunks(form, width, part));
+                let work =
+                    move |input: &[u8]| on_threads(threads, input, |part| in_chunks(form, width, part));
                 cases.push(Case::new(encoding.as_str(), width, threads, "memory", work));
                 if threads == 1 && (width == 64 || encoding == Encoding::Int8Sbf32) {
-                    let fresh = move |input: &[u8]| drop(black_box(encode(form, width, input, Vec::new())));
+                    let fresh = move |input: &[u8]| drop(black_box(encode(form, width, input)));
                     cases.push(Case::new(encoding.as_str(), width, 1, "fresh", fresh));
                     let cached = move |input: &[u8]| in_chunks(form, width, &input[..CACHE]);
                     cases.push(Case::new(encoding.as_str(), width, 1, "cache", cached));
                 }
             }
             let form = Form::plain(encoding);
-            let rows = encode(form, 64, &input(CACHE), Vec::new());
+            let rows = encode(form, 64, &input(CACHE));
             if threads == 1 {
                 let decode = move |_: &[u8]| decode(form, &rows);
                 cases.push(Case::new(&format!("decode {}", encoding.as_str()), 64, 1, "cache", decode));
@@ -158,7 +178,10 @@ fn input(size: usize) -> Vec<u8> {
         state ^= state >> 7;
         state ^= state << 17;
         let sum: u16 = state.to_le_bytes().into_iter().map(u16::from).sum();
-        bytes.extend(((f32::from(sum) - 1020.0) / 4180.0 * (1.0 + f32::from((state & 0xFF) as u8) / 1e4)).to_le_bytes());
+        bytes.extend(
+            ((f32::from(sum) - 1020.0) / 4180.0 * (1.0 + f32::from((state & 0xFF) as u8) / 1e4))
+                .to_le_bytes(),
+        );
     }
     bytes
 }
@@ -199,32 +222,39 @@ fn new(form: Form, width: usize) -> Box<dyn Encoder> {
 /// Encodes as a publish does it.
 fn in_chunks(form: Form, width: usize, input: &[u8]) {
     let encoder = new(form, width);
-    let mut out = Vec::with_capacity(CHUNK + STEP);
+    let mut chunk = vec![0; CHUNK.min(encoder.encoded_bytes(input.len()))];
     let mut statistics = BlockStatistics::new(0);
-    let step = STEP / encoder.source_row_bytes() * encoder.source_row_bytes();
-    for rows in input.chunks(step) {
-        if out.len() > CHUNK {
-            out.clear();
-        }
-        encoder.encode(rows, &mut out, &mut statistics);
+    let mut at = 0;
+    for rows in input.chunks(step(&*encoder)) {
+        let size = encoder.encoded_bytes(rows.len());
+        at = if at + size > chunk.len() { 0 } else { at };
+        encoder.encode(rows, &mut chunk[at..at + size], &mut statistics);
+        at += size;
     }
-    black_box((out, statistics));
+    black_box((chunk, statistics));
 }
 
-fn encode(form: Form, width: usize, input: &[u8], mut out: Vec<u8>) -> Vec<u8> {
+fn encode(form: Form, width: usize, input: &[u8]) -> Vec<u8> {
     let encoder = new(form, width);
-    out.reserve(input.len() / encoder.source_row_bytes() * encoder.encoded_row_bytes());
+    let mut out = vec![0; encoder.encoded_bytes(input.len())];
     let mut statistics = BlockStatistics::new(0);
-    for rows in input.chunks(STEP / encoder.source_row_bytes() * encoder.source_row_bytes()) {
-        encoder.encode(rows, &mut out, &mut statistics);
+    let mut at = 0;
+    for rows in input.chunks(step(&*encoder)) {
+        let size = encoder.encoded_bytes(rows.len());
+        encoder.encode(rows, &mut out[at..at + size], &mut statistics);
+        at += size;
     }
     black_box(statistics);
     out
 }
 
+fn step(encoder: &dyn Encoder) -> usize {
+    STEP / encoder.source_row_bytes() * encoder.source_row_bytes()
+}
+
 fn decode(form: Form, rows: &[u8]) {
     let mut decoded = [0.0; 64];
-    let size = new(form, 64).encoded_row_bytes();
+    let size = new(form, 64).encoded_bytes(64 * 4);
     for row in rows.chunks_exact(size) {
         assert!(form.decode_row(Dtype::F32, row, &mut decoded));
         black_box(&mut decoded);

@@ -17,7 +17,8 @@
 //! A row is *plain* if its elements came in binary32 or less, are all finite and decode to something finite, and the
 //! largest magnitude is 0 or from 2^-40 to 2^50: so binary32 holds all squares, and a sum of 64 of them is right to six
 //! digits. An error is the element minus what it decodes to. Every operation is rounded once, with no fused
-//! multiply-add. So the sums depend on where blocks begin, but not on how a block's rows are handed over. Minimum,
+//! multiply-add. The largest error of a plain row is the root of its largest square, which is the error itself unless that
+//! is below 2^-63. So the sums depend on where blocks begin, but not on how a block's rows are handed over. Minimum,
 //! maximum and the largest error depend on no order; of equally large errors the first row is named.
 //!
 //! **What counts.** Minimum, maximum and squares are those of the finite elements. Errors are taken over the
@@ -155,6 +156,8 @@ pub struct BlockStatistics {
     max: f64,
     squares: [f64; SUMS],
     error_squares: [f64; SUMS],
+    /// Of the plain rows.
+    largest_square: f32,
 }
 
 impl BlockStatistics {
@@ -168,6 +171,7 @@ impl BlockStatistics {
             max: f64::NEG_INFINITY,
             squares: [0.0; SUMS],
             error_squares: [0.0; SUMS],
+            largest_square: 0.0,
         }
     }
 
@@ -215,8 +219,17 @@ impl BlockStatistics {
         if sums.are_plain() && errors.are_finite() {
             self.plain_row(row.len(), sums, &errors);
         } else {
-            self.odd_row(row.iter().zip(decoded).map(|(&value, &decoded)| (value.into(), decoded.into())), beyond);
+            self.odd_encoded_row(row, decoded, beyond);
         }
+    }
+
+    /// As [`Self::encoded_row`], of a row that is not plain.
+    #[cold]
+    pub(crate) fn odd_encoded_row(&mut self, row: &[f32], decoded: &[f32], beyond: usize) {
+        self.odd_row(
+            row.iter().zip(decoded).map(|(&value, &decoded)| (value.into(), decoded.into())),
+            beyond,
+        );
     }
 
     /// Takes a row that is plain, as its sums and errors say.
@@ -228,12 +241,39 @@ impl BlockStatistics {
         self.max = larger(sums.max.into(), self.max);
         self.squares = each(self.squares, &sums.squares, |sum, square| sum + square);
         self.error_squares = each(self.error_squares, &errors.squares, |sum, square| sum + square);
-        let block = &mut self.block;
-        block.compared_elements += elements as u64;
-        let max_error = f64::from(errors.max);
-        if max_error > block.max_error {
-            block.max_error = max_error;
-            block.max_error_row = Some(number);
+        self.block.compared_elements += elements as u64;
+        self.take_largest(errors.largest_square, number);
+    }
+
+    /// Takes rows of `elements` that are plain, and of one run each.
+    #[inline(always)]
+    pub(crate) fn plain_group(&mut self, elements: usize, group: &PlainGroup) {
+        let first = self.next_row;
+        self.next_row += GROUP as u64;
+        self.block.rows += GROUP as u64;
+        self.block.elements += (GROUP * elements) as u64;
+        self.block.compared_elements += (GROUP * elements) as u64;
+        self.min = smaller(group.min.into(), self.min);
+        self.max = larger(group.max.into(), self.max);
+        for (squares, errors) in group.squares.iter().zip(&group.error_squares) {
+            self.squares = each(self.squares, squares, |sum, square| sum + f64::from(square));
+            self.error_squares = each(self.error_squares, errors, |sum, square| sum + f64::from(square));
+        }
+        if group.largest_square > self.largest_square {
+            for (number, squares) in (first..).zip(&group.largest_squares) {
+                self.take_largest(squares.iter().copied().fold(0.0, f32::max), number);
+            }
+        }
+    }
+
+    fn take_largest(&mut self, square: f32, row: u64) {
+        if square > self.largest_square {
+            self.largest_square = square;
+            let error = f64::from(square.sqrt());
+            if error > self.block.max_error {
+                self.block.max_error = error;
+                self.block.max_error_row = Some(row);
+            }
         }
     }
 
@@ -272,6 +312,22 @@ impl BlockStatistics {
             name_rows(&mut block.first_overflow_rows, &[number]);
         }
     }
+}
+
+/// Rows in a group.
+pub(crate) const GROUP: usize = 8;
+
+/// Plain rows of one length, of a run each: what they add to a block, by row.
+#[derive(Default)]
+pub(crate) struct PlainGroup {
+    pub(crate) min: f32,
+    pub(crate) max: f32,
+    /// Their sums of squares, not widened yet.
+    pub(crate) squares: [[f32; SUMS]; GROUP],
+    pub(crate) error_squares: [[f32; SUMS]; GROUP],
+    /// The largest squares of errors; of each row, one of eight is the largest.
+    pub(crate) largest_squares: [[f32; 8]; GROUP],
+    pub(crate) largest_square: f32,
 }
 
 /// What a row that is not plain adds to a block.
@@ -366,26 +422,26 @@ impl Sums {
 /// The largest absolute error and the sums of squared errors of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Errors {
-    pub(crate) max: f32,
+    pub(crate) largest_square: f32,
     pub(crate) squares: [f64; SUMS],
 }
 
 impl Errors {
     /// Those of a row that is stored as it is.
-    const NONE: Self = Self { max: 0.0, squares: [0.0; SUMS] };
+    const NONE: Self = Self { largest_square: 0.0, squares: [0.0; SUMS] };
 
     #[inline(always)]
     fn of(row: &[f32], decoded: &[f32]) -> Self {
-        let mut max = [0.0; LANES];
+        let mut largest = [0.0; LANES];
         let mut squares = [0.0; SUMS];
         for (row, decoded) in row.chunks(RUN).zip(decoded.chunks(RUN)) {
             let mut lanes = [0.0; LANES];
             let (chunks, rest) = row.as_chunks();
             let (decoded_chunks, decoded_rest) = decoded.as_chunks();
             let mut take = |chunk: &[f32; LANES], decoded: &[f32; LANES]| {
-                let errors = each(*chunk, decoded, |value, decoded| value - decoded);
-                max = each(max, &errors, |max, error| larger(error.abs(), max));
-                lanes = each(lanes, &errors, |sum, error| sum + error * error);
+                let errors = each(*chunk, decoded, |value, decoded| (value - decoded) * (value - decoded));
+                largest = each(largest, &errors, |largest, square| larger(square, largest));
+                lanes = each(lanes, &errors, |sum, square| sum + square);
             };
             for (chunk, decoded) in chunks.iter().zip(decoded_chunks) {
                 take(chunk, decoded);
@@ -395,7 +451,7 @@ impl Errors {
             }
             add_run(&mut squares, &lanes);
         }
-        Self { max: reduce(max, larger), squares }
+        Self { largest_square: reduce(largest, larger), squares }
     }
 
     /// Whether every element of the row, if it is finite, decodes to something finite.
@@ -420,7 +476,11 @@ fn are_finite(sums: &[f64; SUMS]) -> bool {
 
 /// `step` in every lane. Whole arrays in and out, so that the compiler keeps them in vector registers.
 #[inline(always)]
-fn each<S: Copy, T: Copy, const N: usize>(lanes: [S; N], values: &[T; N], step: impl Fn(S, T) -> S) -> [S; N] {
+fn each<S: Copy, T: Copy, const N: usize>(
+    lanes: [S; N],
+    values: &[T; N],
+    step: impl Fn(S, T) -> S,
+) -> [S; N] {
     array::from_fn(|lane| step(lanes[lane], values[lane]))
 }
 

@@ -10,7 +10,7 @@ use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form};
 
 use super::widen::{Widening, beyond_f32};
-use super::{Encoder, RowSize, float8};
+use super::{Code, Encoder, RowSize, float8};
 use crate::statistics::{BlockStatistics, Sums};
 
 /// How many binary16 elements are converted at once: enough for the processor's conversion instructions, few enough
@@ -25,11 +25,12 @@ pub(super) struct Cast {
     narrow: fn(values: &[f32], out: &mut [u8]),
     size: RowSize,
     item_bytes: usize,
+    code: Code,
 }
 
 impl Cast {
     /// To the type of `encoding`; `None` for a `source` that is not cast, and for what is no cast.
-    pub(super) fn new(encoding: Encoding, source: Dtype, size: RowSize) -> Option<Self> {
+    pub(super) fn new(encoding: Encoding, source: Dtype, size: RowSize, code: Code) -> Option<Self> {
         let (narrow, item_bytes): (fn(&[f32], &mut [u8]), _) = match encoding {
             Encoding::F32 => (keep_f32, 4),
             Encoding::F16 => (narrow_to_f16, 2),
@@ -40,7 +41,20 @@ impl Cast {
             _ => return None,
         };
         let widening = Widening::to_encode(source)?;
-        Some(Self { form: Form::plain(encoding), source, widening, narrow, size, item_bytes })
+        Some(Self { form: Form::plain(encoding), source, widening, narrow, size, item_bytes, code })
+    }
+
+    /// Narrows elements, and decodes what came out.
+    fn narrow(&self, values: &[f32], encoded: &mut [u8], decoded: &mut [f32]) {
+        #[cfg(target_arch = "x86_64")]
+        let done = self.code == Code::Fastest && super::avx2::narrow(self.form.encoding, values, encoded);
+        #[cfg(not(target_arch = "x86_64"))]
+        let done = false;
+        if !done {
+            (self.narrow)(values, encoded);
+        }
+        // The size is right: it was just written.
+        let _ = self.form.decode_row(self.source, encoded, decoded);
     }
 
     /// Takes up rows, the last of which may be shorter, and what they decode to.
@@ -48,9 +62,9 @@ impl Cast {
         let RowSize { elements, source_bytes, .. } = self.size;
         let limit = self.form.encoding.saturates_at();
         #[cfg(target_arch = "x86_64")]
-        if self.source != Dtype::F64
-            && limit.is_none()
-            && super::avx2::take_encoded_rows(values, decoded, elements, statistics)
+        if self.code == Code::Fastest
+            && self.source != Dtype::F64
+            && super::avx2::take_encoded_rows((values, decoded), elements, limit, statistics)
         {
             return;
         }
@@ -66,22 +80,19 @@ impl Cast {
 }
 
 impl Encoder for Cast {
-    fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
+    fn encode(&self, rows: &[u8], out: &mut [u8], statistics: &mut BlockStatistics) {
         let RowSize { elements, source_bytes, .. } = self.size;
         if elements == 0 {
             return;
         }
-        let at_once = self.widening.rows_at_once(elements).saturating_mul(source_bytes);
+        let at_once = self.widening.rows_at_once(elements);
+        let rows = rows.chunks(at_once.saturating_mul(source_bytes));
+        let out = out.chunks_mut(at_once.saturating_mul(elements).saturating_mul(self.item_bytes));
         let (mut room, mut decoded) = (Vec::new(), Vec::new());
-        for rows in rows.chunks(at_once) {
+        for (rows, encoded) in rows.zip(out) {
             let values = self.widening.widen(rows, &mut room);
-            let start = out.len();
-            out.resize(start.saturating_add(values.len().saturating_mul(self.item_bytes)), 0);
-            let encoded = out.get_mut(start..).unwrap_or_default();
-            (self.narrow)(values, encoded);
             decoded.resize(values.len(), 0.0);
-            // The size is right: it was just written.
-            let _ = self.form.decode_row(self.source, encoded, &mut decoded);
+            self.narrow(values, encoded, &mut decoded);
             self.take(rows, values, &decoded, statistics);
         }
     }
@@ -90,19 +101,23 @@ impl Encoder for Cast {
         self.size.source_bytes
     }
 
-    fn encoded_row_bytes(&self) -> usize {
-        self.size.encoded_bytes
+    fn encoded_bytes(&self, source_bytes: usize) -> usize {
+        let item_bytes = self.size.source_bytes.checked_div(self.size.elements).unwrap_or(1).max(1);
+        (source_bytes / item_bytes).saturating_mul(self.item_bytes)
     }
+}
+
+/// How many finite elements are larger than `limit`, of either sign; `sums` are those of `values`.
+fn beyond(values: &[f32], sums: &Sums, limit: f32) -> usize {
+    if sums.max <= limit && sums.min >= -limit { 0 } else { count_beyond(values, limit) }
 }
 
 /// How many finite elements are larger than `limit`, of either sign.
-fn beyond(values: &[f32], sums: &Sums, limit: f32) -> usize {
-    if sums.max <= limit && sums.min >= -limit {
-        return 0;
-    }
+pub(super) fn count_beyond(values: &[f32], limit: f32) -> usize {
     values.iter().filter(|value| value.is_finite() && value.abs() > limit).count()
 }
 
+#[inline(always)]
 fn keep_f32(values: &[f32], out: &mut [u8]) {
     for (place, value) in out.as_chunks_mut().0.iter_mut().zip(values) {
         *place = value.to_le_bytes();
@@ -120,12 +135,14 @@ fn narrow_to_f16(values: &[f32], out: &mut [u8]) {
     }
 }
 
-fn narrow_to_bf16(values: &[f32], out: &mut [u8]) {
+#[inline(always)]
+pub(super) fn narrow_to_bf16(values: &[f32], out: &mut [u8]) {
     for (place, &value) in out.as_chunks_mut().0.iter_mut().zip(values) {
         *place = bf16_bits(value).to_le_bytes();
     }
 }
 
+#[inline(always)]
 fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     // Just under half a unit, and one more where the unit is odd: ties go to even. Only a NaN can wrap.

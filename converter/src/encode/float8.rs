@@ -10,27 +10,35 @@
 //! | `hfp8` | 4, 7 | 0x77: 240, for infinity too | has none; 0x77 |
 
 /// To torch's `float8_e4m3fn`.
+#[inline(always)]
 pub(super) fn narrow_to_e4m3fn(values: &[f32], out: &mut [u8]) {
     narrow::<3, 7, 0x7E, 0x7F>(values, out);
 }
 
 /// To torch's `float8_e5m2`.
+#[inline(always)]
 pub(super) fn narrow_to_e5m2(values: &[f32], out: &mut [u8]) {
     narrow::<2, 15, 0x7C, 0x7F>(values, out);
 }
 
 /// To FBGEMM's `hfp8` with 4 exponent bits, a bias of 7, and 240 for the largest number.
+#[inline(always)]
 pub(super) fn narrow_to_hfp8(values: &[f32], out: &mut [u8]) {
     narrow::<3, 7, 0x77, 0x77>(values, out);
 }
 
-fn narrow<const MANTISSA: u32, const BIAS: u32, const LARGEST: u32, const NAN: u32>(values: &[f32], out: &mut [u8]) {
+#[inline(always)]
+fn narrow<const MANTISSA: u32, const BIAS: u32, const LARGEST: u32, const NAN: u32>(
+    values: &[f32],
+    out: &mut [u8],
+) {
     for (place, &value) in out.iter_mut().zip(values) {
         *place = code::<MANTISSA, BIAS, LARGEST, NAN>(value);
     }
 }
 
 /// The code of `value`. Both ways to it are taken, and one result chosen, so that the compiler can use vectors.
+#[inline(always)]
 fn code<const MANTISSA: u32, const BIAS: u32, const LARGEST: u32, const NAN: u32>(value: f32) -> u8 {
     let bits = value.to_bits();
     let magnitude = bits & 0x7FFF_FFFF;

@@ -3,7 +3,7 @@
 use weighbridge_schemas::dtype::Dtype;
 
 use super::widen::Widening;
-use super::{Encoder, RowSize};
+use super::{Code, Encoder, RowSize};
 use crate::statistics::{BlockStatistics, Sums};
 
 /// Copies rows.
@@ -11,12 +11,18 @@ pub(super) struct Keep {
     source: Dtype,
     item_bytes: usize,
     size: RowSize,
+    code: Code,
 }
 
 impl Keep {
     /// Of rows of `source`.
-    pub(super) fn new(source: Dtype, size: RowSize) -> Self {
-        Self { source, item_bytes: size.source_bytes.checked_div(size.elements).unwrap_or(1), size }
+    pub(super) fn new(source: Dtype, size: RowSize, code: Code) -> Self {
+        Self {
+            source,
+            item_bytes: size.source_bytes.checked_div(size.elements).unwrap_or(1).max(1),
+            size,
+            code,
+        }
     }
 
     fn rows<'a>(&self, rows: &'a [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a> {
@@ -25,10 +31,11 @@ impl Keep {
 
     fn look_at(&self, rows: &[u8], widening: Widening, statistics: &mut BlockStatistics) {
         let (elements, mut room) = (self.size.elements, Vec::new());
-        for rows in rows.chunks(widening.rows_at_once(elements).saturating_mul(self.size.source_bytes).max(1)) {
+        for rows in rows.chunks(widening.rows_at_once(elements).saturating_mul(self.size.source_bytes).max(1))
+        {
             let values = widening.widen(rows, &mut room);
             #[cfg(target_arch = "x86_64")]
-            if super::avx2::take_kept_rows(values, elements, statistics) {
+            if self.code == Code::Fastest && super::avx2::take_kept_rows(values, elements, statistics) {
                 continue;
             }
             for row in values.chunks(elements.max(1)) {
@@ -47,8 +54,9 @@ impl Keep {
 }
 
 impl Encoder for Keep {
-    fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
-        out.extend_from_slice(rows);
+    fn encode(&self, rows: &[u8], out: &mut [u8], statistics: &mut BlockStatistics) {
+        let count = rows.len().min(out.len());
+        out[..count].copy_from_slice(&rows[..count]);
         match Widening::exact(self.source) {
             Some(widening) => self.look_at(rows, widening, statistics),
             None if self.source == Dtype::F64 => self.look_at_f64(rows, statistics),
@@ -60,8 +68,8 @@ impl Encoder for Keep {
         self.size.source_bytes
     }
 
-    fn encoded_row_bytes(&self) -> usize {
-        self.size.encoded_bytes
+    fn encoded_bytes(&self, source_bytes: usize) -> usize {
+        source_bytes
     }
 }
 
@@ -73,7 +81,7 @@ mod tests {
     use weighbridge_schemas::encoding::{Encoding, Form};
 
     fn keep(source: Dtype, width: usize, rows: &[u8]) -> Statistics {
-        let (mut out, mut statistics) = (Vec::new(), BlockStatistics::new(0));
+        let (mut out, mut statistics) = (vec![7; rows.len()], BlockStatistics::new(0));
         encoder(Form::plain(Encoding::Keep), source, width).unwrap().encode(rows, &mut out, &mut statistics);
         assert_eq!(out, rows);
         statistics.finish()

@@ -24,6 +24,11 @@ mod nbit_rowwise;
 mod row_wise;
 mod widen;
 
+#[cfg(test)]
+mod any_rows;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
+
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form};
 
@@ -31,18 +36,19 @@ use crate::statistics::BlockStatistics;
 
 /// Encodes rows of one tensor. One encoder may serve several workers at once.
 pub trait Encoder: Send + Sync {
-    /// Appends the encoded `rows` to `out`, and takes them up in `statistics`.
+    /// Writes the encoded `rows` to `out`, and takes them up in `statistics`.
     ///
-    /// `rows` is n times [`source_row_bytes`](Self::source_row_bytes), little-endian and of any alignment; `out`
-    /// grows by n times [`encoded_row_bytes`](Self::encoded_row_bytes). Where an encoding works element by element,
-    /// the last row may be shorter; row-wise ones pass over a row that is not whole.
-    fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics);
+    /// `rows` is n times [`source_row_bytes`](Self::source_row_bytes), little-endian and of any alignment; `out` has
+    /// room for [`encoded_bytes`](Self::encoded_bytes) of so many, and every byte of it is written, whatever it held.
+    /// Where an encoding works element by element, the last row may be shorter; row-wise ones pass over a row that is
+    /// not whole, or for which there is no room.
+    fn encode(&self, rows: &[u8], out: &mut [u8], statistics: &mut BlockStatistics);
 
     /// The size of a row before encoding, in bytes.
     fn source_row_bytes(&self) -> usize;
 
-    /// The size of an encoded row, in bytes.
-    fn encoded_row_bytes(&self) -> usize;
+    /// The size of so many bytes of rows when they are encoded.
+    fn encoded_bytes(&self, source_bytes: usize) -> usize;
 }
 
 /// The encoder to `form` of rows of `row_elements` elements of `source`. Encodings that work element by element
@@ -51,15 +57,29 @@ pub trait Encoder: Send + Sync {
 /// `None` where the form does not apply to `source`, or where a row's size does not fit the address space.
 #[must_use]
 pub fn encoder(form: Form, source: Dtype, row_elements: usize) -> Option<Box<dyn Encoder>> {
+    make(form, source, row_elements, Code::Fastest)
+}
+
+/// Which code encodes. The bits are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Code {
+    /// The fastest that the processor has.
+    Fastest,
+    /// Plain code; tests compare the other with it.
+    #[cfg(any(test, feature = "fuzzing"))]
+    Plain,
+}
+
+fn make(form: Form, source: Dtype, row_elements: usize, code: Code) -> Option<Box<dyn Encoder>> {
     let source_row_bytes = row_elements.checked_mul(usize::try_from(source.size()).ok()?)?;
     let elements = u64::try_from(row_elements).ok()?;
     let encoded_row_bytes = usize::try_from(form.row_bytes(elements, source)?).ok()?;
     let size =
         RowSize { elements: row_elements, source_bytes: source_row_bytes, encoded_bytes: encoded_row_bytes };
     Some(match form.encoding {
-        Encoding::Keep => Box::new(keep::Keep::new(source, size)),
-        encoding if encoding.is_row_wise() => Box::new(row_wise::RowWise::new(form, source, size)?),
-        encoding => Box::new(cast::Cast::new(encoding, source, size)?),
+        Encoding::Keep => Box::new(keep::Keep::new(source, size, code)),
+        encoding if encoding.is_row_wise() => Box::new(row_wise::RowWise::new(form, source, size, code)?),
+        encoding => Box::new(cast::Cast::new(encoding, source, size, code)?),
     })
 }
 
@@ -92,8 +112,9 @@ mod tests {
 
     fn encode_as(form: Form, source: Dtype, elements: usize, rows: &[u8]) -> (Vec<u8>, Statistics) {
         let mut statistics = BlockStatistics::new(0);
-        let mut out = Vec::new();
-        encoder(form, source, elements).unwrap().encode(rows, &mut out, &mut statistics);
+        let encoder = encoder(form, source, elements).unwrap();
+        let mut out = vec![7; encoder.encoded_bytes(rows.len())];
+        encoder.encode(rows, &mut out, &mut statistics);
         (out, statistics.finish())
     }
 
@@ -171,7 +192,8 @@ mod tests {
                 );
                 let Some(offered) = offered else { continue };
                 assert_eq!(offered.source_row_bytes() as u64, 5 * source.size());
-                assert_eq!(Some(offered.encoded_row_bytes() as u64), form.row_bytes(5, source));
+                let size = offered.encoded_bytes(offered.source_row_bytes());
+                assert_eq!(Some(size as u64), form.row_bytes(5, source));
             }
         }
     }
@@ -377,9 +399,10 @@ mod tests {
             let (head, tail) = rows.split_at((cut * width * 4).min(rows.len()));
             for &encoding in Encoding::ALL {
                 let encoder = encoder(Form::plain(encoding), Dtype::F32, width).unwrap();
-                let (mut out, mut statistics) = (Vec::new(), BlockStatistics::new(0));
-                encoder.encode(head, &mut out, &mut statistics);
-                encoder.encode(tail, &mut out, &mut statistics);
+                let (mut out, mut statistics) = (vec![7; encoder.encoded_bytes(rows.len())], BlockStatistics::new(0));
+                let (front, back) = out.split_at_mut(encoder.encoded_bytes(head.len()));
+                encoder.encode(head, front, &mut statistics);
+                encoder.encode(tail, back, &mut statistics);
                 prop_assert_eq!((out, statistics.finish()), encode(encoding, Dtype::F32, width, &rows));
             }
         }

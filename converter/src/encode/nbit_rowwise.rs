@@ -108,7 +108,7 @@ mod tests {
     use weighbridge_schemas::encoding::{Encoding, Form};
 
     use super::*;
-    use crate::encode::encoder;
+    use crate::encode::{any_rows, encoder};
     use crate::statistics::{BlockStatistics, Statistics};
 
     const ENCODINGS: [(Encoding, u32); 3] =
@@ -156,47 +156,18 @@ mod tests {
 
     fn encode(encoding: Encoding, values: &[f32], width: usize) -> (Vec<u8>, Statistics) {
         let rows: Vec<u8> = values.iter().flat_map(|value| value.to_bits().to_le_bytes()).collect();
-        let (mut out, mut statistics) = (vec![7], BlockStatistics::new(100));
-        encoder(Form::plain(encoding), Dtype::F32, width).unwrap().encode(&rows, &mut out, &mut statistics);
-        (out.split_off(1), statistics.finish())
-    }
-
-    fn row() -> impl Strategy<Value = Vec<f32>> {
-        let bits = any::<u32>().prop_map(f32::from_bits);
-        let zero = prop_oneof![Just(0.0f32), Just(-0.0)];
-        let special = prop_oneof![
-            Just(f32::NAN),
-            Just(f32::INFINITY),
-            Just(f32::NEG_INFINITY),
-            Just(f32::MAX),
-            Just(f32::MIN)
-        ];
-        let kinds = prop_oneof![
-            4 => (-1.0f32..1.0).boxed(),
-            2 => bits.boxed(),
-            1 => (0..64u32).prop_map(f32::from_bits).boxed(),
-            1 => (-1e-9f32..1e-9).boxed(),
-            1 => (1000.0f32..1000.001).boxed(),
-            1 => prop_oneof![zero.clone(), 0.0f32..1.0].boxed(),
-            1 => prop_oneof![zero.clone(), -1.0f32..0.0].boxed(),
-            1 => zero.boxed(),
-            1 => (0..=510u16).prop_map(|half| f32::from(half) / 2.0).boxed(),
-        ];
-        // All of one kind, constants among them, or a mixture with something special in it.
-        let cell = prop_oneof![12 => kinds.clone(), 1 => special.boxed()];
-        let width = 1..=70usize;
-        prop_oneof![
-            (width.clone(), kinds.clone()).prop_map(|(width, value)| vec![value; width]),
-            width.clone().prop_flat_map(move |width| proptest::collection::vec(cell.clone(), width)),
-            width.prop_flat_map(|width| proptest::collection::vec(-3.0f32..3.0, width)),
-        ]
+        let encoder = encoder(Form::plain(encoding), Dtype::F32, width).unwrap();
+        let (mut out, mut statistics) =
+            (vec![7; encoder.encoded_bytes(rows.len())], BlockStatistics::new(100));
+        encoder.encode(&rows, &mut out, &mut statistics);
+        (out, statistics.finish())
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
         #[test]
-        fn every_row_has_the_bits_of_the_plain_loop(values in row()) {
+        fn every_row_has_the_bits_of_the_plain_loop(values in any_rows::row()) {
             for (encoding, bits) in ENCODINGS {
                 prop_assert_eq!(encode(encoding, &values, values.len()).0, reference(&values, bits), "{:?}", encoding);
             }

@@ -10,7 +10,7 @@ use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form, Layout};
 
 use super::widen::{Widening, beyond_f32};
-use super::{Encoder, RowSize, int8_rowwise, nbit_rowwise};
+use super::{Code, Encoder, RowSize, int8_rowwise, nbit_rowwise};
 use crate::statistics::{BlockStatistics, Sums};
 
 /// 1.5 * 2^23: adding it to a number between 0 and 255 rounds to nearest even, and leaves the integer in the low bits.
@@ -29,11 +29,12 @@ pub(super) struct RowWise {
     stored_width: usize,
     codes: usize,
     parameters: usize,
+    code: Code,
 }
 
 impl RowWise {
     /// Of rows of `source`; `None` where that is not a type to be quantized, or `form` has no rows.
-    pub(super) fn new(form: Form, source: Dtype, size: RowSize) -> Option<Self> {
+    pub(super) fn new(form: Form, source: Dtype, size: RowSize, code: Code) -> Option<Self> {
         let quantize: Quantize = match form.encoding {
             Encoding::Int8Sbf32 => int8_rowwise::quantize,
             Encoding::Int8Sbf16 => nbit_rowwise::quantize_to_8_bits,
@@ -45,7 +46,7 @@ impl RowWise {
         let stored_width = form.stored_width.map_or(Some(size.elements), |width| width.try_into().ok())?;
         let (codes, parameters) = (sizes.codes.try_into().ok()?, sizes.parameters.try_into().ok()?);
         let widening = Widening::to_encode(source)?;
-        Some(Self { form, source, widening, quantize, size, stored_width, codes, parameters })
+        Some(Self { form, source, widening, quantize, size, stored_width, codes, parameters, code })
     }
 
     /// Encodes a number of rows, widened already; `rows` are their bytes.
@@ -53,15 +54,22 @@ impl RowWise {
         let RowSize { elements, source_bytes, encoded_bytes } = self.size;
         let mut plain = PlainRows::new(self);
         #[cfg(target_arch = "x86_64")]
-        if super::avx2::is_here() && self.source != Dtype::F64 && self.stored_width == elements {
-            let encoding = self.form.encoding;
-            return super::avx2::quantize(encoding, values, elements, encoded, encoded_bytes, statistics, &mut plain);
+        if self.code == Code::Fastest && self.source != Dtype::F64 && self.stored_width == elements {
+            let (values, encoded) = ((values, elements), (&mut *encoded, encoded_bytes));
+            if super::avx2::quantize(self.form.encoding, values, encoded, statistics, &mut plain) {
+                return;
+            }
         }
-        let rows = rows.chunks_exact(source_bytes);
-        let values = values.chunks_exact(elements);
-        for ((row, values), encoded) in rows.zip(values).zip(encoded.chunks_exact_mut(encoded_bytes)) {
+        let rows = rows.chunks_exact(source_bytes.max(1));
+        let values = values.chunks_exact(elements.max(1));
+        for ((row, values), encoded) in rows.zip(values).zip(encoded.chunks_exact_mut(encoded_bytes.max(1))) {
             plain.encode(values, beyond_f32(self.source, row), encoded, statistics);
         }
+    }
+
+    /// How many zeros stand behind a row's codes, scale and bias.
+    pub(super) const fn padding(&self) -> usize {
+        self.size.encoded_bytes.saturating_sub(self.codes + self.parameters)
     }
 
     /// A row's codes, and its scale and bias.
@@ -77,16 +85,13 @@ impl RowWise {
 }
 
 impl Encoder for RowWise {
-    fn encode(&self, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
+    fn encode(&self, rows: &[u8], out: &mut [u8], statistics: &mut BlockStatistics) {
         let RowSize { elements, source_bytes, encoded_bytes } = self.size;
-        let Some(count) = rows.len().checked_div(source_bytes) else { return };
-        let start = out.len();
-        out.resize(start.saturating_add(count.saturating_mul(encoded_bytes)), 0);
-        let encoded = out.get_mut(start..).unwrap_or_default();
         let mut values = Vec::new();
         let at_once = self.widening.rows_at_once(elements);
-        let rows = rows.chunks(at_once.saturating_mul(source_bytes));
-        for (rows, encoded) in rows.zip(encoded.chunks_mut(at_once.saturating_mul(encoded_bytes))) {
+        let (rows_at_once, out_at_once) =
+            (at_once.saturating_mul(source_bytes).max(1), at_once.saturating_mul(encoded_bytes).max(1));
+        for (rows, encoded) in rows.chunks(rows_at_once).zip(out.chunks_mut(out_at_once)) {
             let values = self.widening.widen(rows, &mut values);
             self.encode_rows(values, rows, encoded, statistics);
         }
@@ -96,8 +101,9 @@ impl Encoder for RowWise {
         self.size.source_bytes
     }
 
-    fn encoded_row_bytes(&self) -> usize {
-        self.size.encoded_bytes
+    fn encoded_bytes(&self, source_bytes: usize) -> usize {
+        let rows = source_bytes.checked_div(self.size.source_bytes).unwrap_or(0);
+        rows.saturating_mul(self.size.encoded_bytes)
     }
 }
 
@@ -118,8 +124,7 @@ impl<'e> PlainRows<'e> {
         self.encoder
     }
 
-    /// Encodes a row of which `beyond` elements are infinite only because they were rounded to binary32. `encoded` is 0
-    /// so far.
+    /// Encodes a row of which `beyond` elements are infinite only because they were rounded to binary32.
     pub(super) fn encode(
         &mut self,
         values: &[f32],
@@ -129,6 +134,7 @@ impl<'e> PlainRows<'e> {
     ) {
         let encoder = self.encoder;
         let Some(sums) = Sums::of(values) else { return };
+        encoded.fill(0);
         let Some((codes, parameters)) = encoder.split(encoded) else { return };
         if encoder.stored_width > values.len() {
             self.padded.clear();

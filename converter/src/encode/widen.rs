@@ -90,7 +90,8 @@ mod tests {
         let widening = Widening::exact(Dtype::F32).unwrap();
         for start in 0..4 {
             let bytes = &bytes[start..start + 40];
-            let expected: Vec<_> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+            let expected: Vec<_> =
+                bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
             assert_eq!(widening.widen(bytes, &mut Vec::new()), expected);
         }
     }

@@ -324,13 +324,19 @@ impl<'t> Runs<'t> {
     ) -> std::result::Result<(), ReadError> {
         let run = self.encoder.source_row_bytes().max(1);
         let (runs, rest) = bytes.split_at(bytes.len() - bytes.len() % run);
-        self.encoder.encode(runs, out, statistics);
+        append(&*self.encoder, runs, out, statistics);
         if !rest.is_empty() {
             let elements = rest.len() as u64 / self.planned.dtype.size();
-            encoder(self.tensor, self.planned, elements)?.encode(rest, out, statistics);
+            append(&*encoder(self.tensor, self.planned, elements)?, rest, out, statistics);
         }
         Ok(())
     }
+}
+
+fn append(encoder: &dyn Encoder, rows: &[u8], out: &mut Vec<u8>, statistics: &mut BlockStatistics) {
+    let start = out.len();
+    out.resize(start.saturating_add(encoder.encoded_bytes(rows.len())), 0);
+    encoder.encode(rows, out.get_mut(start..).unwrap_or_default(), statistics);
 }
 
 fn encoder(

@@ -30,7 +30,7 @@ pub mod documents;
 /// A fuzz target: its name, which its corpus has too, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All targets.
+/// All targets: the parsers, and the encoders.
 pub const TARGETS: &[Target] = &[
     ("header", header),
     ("index", index),
@@ -44,6 +44,7 @@ pub const TARGETS: &[Target] = &[
     ("snapshot_manifest", documents::snapshot_manifest),
     ("channel_entry", documents::channel_entry),
     ("report", documents::report),
+    ("encoders", crate::encode::fuzzing::encoders),
 ];
 
 /// Largest tensor whose elements are counted one by one, to check its tiling against the sweep.
