@@ -76,7 +76,10 @@ fn write(value: &Value, out: &mut Vec<u8>) {
         }
         Value::Object(fields) => {
             let mut fields: Vec<_> = fields.iter().collect();
-            fields.sort_by(|(a, _), (b, _)| a.encode_utf16().cmp(b.encode_utf16()));
+            // The map is in order of bytes: another one where code points beyond 16 bits are.
+            if !fields.iter().all(|(key, _)| key.is_ascii()) {
+                fields.sort_by(|(a, _), (b, _)| a.encode_utf16().cmp(b.encode_utf16()));
+            }
             out.push(b'{');
             for (index, (key, value)) in fields.into_iter().enumerate() {
                 if index > 0 {
@@ -93,20 +96,31 @@ fn write(value: &Value, out: &mut Vec<u8>) {
 
 fn write_string(text: &str, out: &mut Vec<u8>) {
     out.push(b'"');
-    for c in text.chars() {
-        match c {
-            '"' => out.extend(b"\\\""),
-            '\\' => out.extend(b"\\\\"),
-            '\u{8}' => out.extend(b"\\b"),
-            '\t' => out.extend(b"\\t"),
-            '\n' => out.extend(b"\\n"),
-            '\u{c}' => out.extend(b"\\f"),
-            '\r' => out.extend(b"\\r"),
-            c if c < ' ' => out.extend(format!("\\u{:04x}", u32::from(c)).bytes()),
-            c => out.extend(c.encode_utf8(&mut [0; 4]).bytes()),
+    // Nearly all text is written as it is, so it is copied in runs.
+    let mut rest = text.as_bytes();
+    while let Some(place) = rest.iter().position(|&byte| byte < b' ' || byte == b'"' || byte == b'\\') {
+        let (plain, behind) = rest.split_at(place);
+        out.extend_from_slice(plain);
+        if let Some((&byte, behind)) = behind.split_first() {
+            write_escape(byte, out);
+            rest = behind;
         }
     }
+    out.extend_from_slice(rest);
     out.push(b'"');
+}
+
+fn write_escape(byte: u8, out: &mut Vec<u8>) {
+    match byte {
+        b'"' => out.extend(b"\\\""),
+        b'\\' => out.extend(b"\\\\"),
+        8 => out.extend(b"\\b"),
+        b'\t' => out.extend(b"\\t"),
+        b'\n' => out.extend(b"\\n"),
+        12 => out.extend(b"\\f"),
+        b'\r' => out.extend(b"\\r"),
+        _ => out.extend(format!("\\u{byte:04x}").bytes()),
+    }
 }
 
 #[cfg(test)]
@@ -117,6 +131,9 @@ mod tests {
 
     #[test]
     fn keys_are_sorted_and_strings_escaped_the_shortest_way() {
+        // A code point beyond 16 bits stands before one below by its code units, and behind it by its bytes.
+        let document = json!({ "\u{ffff}": 1, "\u{10000}": 2 });
+        assert_eq!(String::from_utf8(bytes(&document)).unwrap(), "{\"\u{10000}\":2,\"\u{ffff}\":1}");
         let document = json!({ "b": [1, null, true], "a": "\u{1}\n\"é\\", "é": u64::MAX, "aa": -1 });
         let expected =
             "{\"a\":\"\\u0001\\n\\\"é\\\\\",\"aa\":-1,\"b\":[1,null,true],\"é\":18446744073709551615}";

@@ -5,6 +5,8 @@
 //! start. The bytes themselves, perhaps gigabytes, are left to whoever needs them. An item starts at any byte of its
 //! file, so the storage is not aligned there. Layout and rules are those of torch 2.2 to 2.14.
 
+use std::sync::Arc;
+
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::limits;
 
@@ -12,14 +14,16 @@ use super::archive::{Archive, wrong_checksum};
 use super::detect;
 use super::pickle::{self, Place};
 use super::saved_tensor::SavedTensor;
-use super::unpack::Readable;
+use super::unpack::{Readable, Unpacked};
 use super::zip;
-use crate::checkpoint::Strided;
+use crate::checkpoint::{Record, Strided};
 use crate::error::{Class, ReadError, Result};
 use crate::source::SourceFile;
 
 /// Largest `data.pkl` of one tensor, in bytes; torch writes some 160.
 const PICKLE_BYTES: u64 = 64 << 10;
+/// Items of at most so many bytes are read at once to find their records, which is six reads else.
+const SMALL_BYTES: u64 = 16 << 10;
 /// How much of an unpacked item is read at a time to check it, in bytes.
 const STEP_BYTES: u64 = 128 << 10;
 
@@ -30,7 +34,15 @@ const STEP_BYTES: u64 = 128 << 10;
 /// [`Class::Truncated`] where the file ends before the item does, [`Class::DcpChunkMismatch`] for another dtype or
 /// shape, and a class that says what is wrong with the archive, its pickle or its storage.
 pub fn locate(file: &SourceFile, offset: u64, length: u64, dtype: Dtype, sizes: &[u64]) -> Result<Strided> {
-    locate_in(&Readable::File(file), offset, length, dtype, sizes)
+    let in_file = offset.checked_add(length).is_some_and(|end| end <= file.len());
+    if length > SMALL_BYTES || !in_file {
+        return locate_in(&Readable::File(file), offset, length, dtype, sizes);
+    }
+    let item = Readable::Unpacked(Arc::new(Unpacked::read(file, offset, length)?));
+    let found = locate_in(&item, 0, length, dtype, sizes)?;
+    let in_file = |at: u64| at.saturating_add(offset);
+    let record = found.record.map(|record| Record { offset: in_file(record.offset), ..record });
+    Ok(Strided { offset: in_file(found.offset), record, ..found })
 }
 
 /// The same in an item that was unpacked. Its bytes have just been written, and are checked at once: what is said of
@@ -186,6 +198,22 @@ mod tests {
         assert_eq!(item[start..start + 48], storage);
         let first = usize::try_from(found.offset).unwrap() - 3;
         assert_eq!(item[first..first + 4], [108, 109, 110, 111]);
+    }
+
+    #[test]
+    fn small_items_and_large_ones_are_found_alike() {
+        for elements in [1u64, 100, SMALL_BYTES / 4 - 300, SMALL_BYTES / 4, SMALL_BYTES] {
+            let signed = elements.cast_signed();
+            let pickle = pickled("FloatStorage", signed, 0, &[signed], &[1]);
+            let storage: Vec<u8> =
+                (0..elements).flat_map(|index| u32::try_from(index).unwrap().to_le_bytes()).collect();
+            let item = item(&pickle, &storage);
+            let found = locate_in(&item, item.len() as u64, Dtype::F32, &[elements]).unwrap();
+            let record = found.record.unwrap();
+            assert_eq!((found.offset, record.length), (record.offset, elements * 4));
+            let start = usize::try_from(record.offset).unwrap() - 3;
+            assert_eq!(item[start..start + storage.len()], storage);
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weighbridge_schemas::limits;
 
+use crate::checkpoint::Record;
 use crate::error::{Class, ReadError, Result};
 use crate::source::SourceFile;
 
@@ -74,6 +75,18 @@ impl Readable<'_> {
         }
     }
 
+    /// Fills `buffer` from byte `offset` on, which lies in `record`, where there is one; that of a file is checked once
+    /// all of it was read.
+    ///
+    /// # Errors
+    /// As [`Readable::read_exact_at`], and [`Class::ZipCrc`].
+    pub fn read_in(&self, record: Option<Record>, buffer: &mut [u8], offset: u64) -> Result<()> {
+        match (self, record) {
+            (Self::File(file), Some(record)) => file.read_record_at(record, buffer, offset),
+            _ => self.read_exact_at(buffer, offset),
+        }
+    }
+
     /// The `length` bytes from `offset` on. The caller checks `length` against its limit first.
     ///
     /// # Errors
@@ -92,7 +105,7 @@ impl Readable<'_> {
     }
 }
 
-/// An item, unpacked.
+/// An item, unpacked or never packed.
 #[derive(Debug)]
 pub struct Unpacked {
     /// The file that it is an item of.
@@ -109,6 +122,15 @@ enum Held {
 }
 
 impl Unpacked {
+    /// An item that is not packed, read into memory. The caller checks `length` against its limit first.
+    ///
+    /// # Errors
+    /// As [`SourceFile::read_exact_at`].
+    pub(super) fn read(file: &SourceFile, offset: u64, length: u64) -> Result<Self> {
+        let held = Held::Memory(file.read_vec_at(offset, length)?);
+        Ok(Self { name: file.name().to_owned(), length, held })
+    }
+
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         match &self.held {
             Held::Memory(bytes) => {

@@ -3,9 +3,11 @@
 //! An encoder wants rows: little-endian elements in row-major order, a bounded run of them at a time. A checkpoint
 //! holds slices: by rows, by columns, in grids, transposed, or expanded from one number. Reading goes in three steps:
 //!
-//! 1. The run of elements is a few boxes of the tensor (whole rows, and what is left at both ends).
-//! 2. What a box shares with a slice is a box again: a count, a step in the file and a step in the output for each
-//!    dimension (an `Axis`). Neighbouring dimensions that are stepped through without a gap become one.
+//! 1. A slice that is a run of the tensor's elements itself, and dense in its file, is one read. So are whole tensors
+//!    and shards by rows, however many there are.
+//! 2. Else the run of elements is a few boxes of the tensor (whole rows, and what is left at both ends). What a box
+//!    shares with a slice is a box again: a count, a step in the file and a step in the output for each dimension (an
+//!    `Axis`). Neighbouring dimensions that are stepped through without a gap become one.
 //! 3. One dimension that is dense on both sides is one read straight into the output. Everything else goes through a
 //!    scratch buffer of at most 1 MiB, in the order of the file: the dimensions with the smallest steps
 //!    are read in one go while the gaps between elements are small, and scattered from there.
@@ -13,24 +15,17 @@
 //! So a table that is stored by columns costs one read a slice and MiB, and a transposed one costs one read a column
 //! and block of rows; only elements that lie more than 4 KiB apart are read one by one.
 
-use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::OnceLock;
 
-use weighbridge_schemas::dtype::Dtype;
+use weighbridge_schemas::dtype::{Dtype, element_count};
 use weighbridge_schemas::limits;
 
 use crate::checkpoint::{Checkpoint, Location, Record, Slice, Strided, Tensor};
 use crate::error::{Class, ReadError, Result};
 use crate::read::torch_item;
 use crate::read::unpack::Readable;
-use crate::shape::scatter::scatter;
-
-/// Largest scratch buffer, in bytes.
-const SCRATCH_BYTES: usize = 1 << 20;
-/// A gap in the file up to this size is read and thrown away, since another read would cost more.
-const READ_THROUGH_BYTES: usize = 4096;
-/// Runs of at least this size that are dense on both sides are read straight into the output.
-const DIRECT_BYTES: usize = 64 << 10;
+use crate::shape::transfer::{Axis, Transfer, outside, push_axis};
 
 /// A buffer that reads share, so that it is allocated once. It grows to 1 MiB at most.
 #[derive(Debug, Default)]
@@ -86,8 +81,8 @@ struct Place<'s> {
     bytes: Readable<'s>,
     /// The byte of the first element.
     offset: u64,
-    /// How many elements lie between neighbours, a number a dimension.
-    strides: Cow<'s, [u64]>,
+    /// How many elements lie between neighbours, a number a dimension; `None` for dense, row-major elements.
+    strides: Option<&'s [u64]>,
     /// How many bytes lie between the first element's first and the last element's last.
     extent: u64,
     /// The record that holds them, where it carries a checksum.
@@ -97,43 +92,44 @@ struct Place<'s> {
 impl<'s> Place<'s> {
     fn of(slice: &'s Slice, dtype: Dtype) -> Result<Self> {
         let (bytes, offset, strides, record) = match &slice.location {
-            Location::Dense { file, offset } => {
-                (Readable::File(file), *offset, dense_strides(&slice.sizes).map(Cow::Owned), None)
-            }
+            Location::Dense { file, offset } => (Readable::File(file), *offset, None, None),
             Location::TorchItem { file, offset, length, storage } => {
                 let storage =
                     once(storage, || torch_item::locate(file, *offset, *length, dtype, &slice.sizes))?;
-                (
-                    Readable::File(file),
-                    storage.offset,
-                    Some(Cow::Borrowed(storage.strides.as_slice())),
-                    storage.record,
-                )
+                (Readable::File(file), storage.offset, Some(storage.strides.as_slice()), storage.record)
             }
             Location::ZstdItem { file, offset, length, storage, unpacker } => {
                 let elements = slice.elements().saturating_mul(dtype.size());
                 let most = elements.saturating_add(limits::ITEM_SLACK_BYTES);
                 let item = Readable::Unpacked(unpacker.get(file, *offset, *length, most)?);
                 let storage = once(storage, || torch_item::locate_unpacked(&item, dtype, &slice.sizes))?;
-                (item, storage.offset, Some(Cow::Borrowed(storage.strides.as_slice())), None)
+                (item, storage.offset, Some(storage.strides.as_slice()), None)
             }
-            Location::Strided { file, storage } => (
-                Readable::File(file),
-                storage.offset,
-                Some(Cow::Borrowed(storage.strides.as_slice())),
-                storage.record,
-            ),
+            Location::Strided { file, storage } => {
+                (Readable::File(file), storage.offset, Some(storage.strides.as_slice()), storage.record)
+            }
         };
-        let strides = strides.filter(|strides| strides.len() == slice.sizes.len());
-        let place = strides.and_then(|strides| {
-            let extent = extent(&slice.sizes, &strides, dtype.size())?;
-            offset.checked_add(extent)?;
-            Some(Self { bytes: bytes.clone(), offset, strides, extent, record })
-        });
-        place.ok_or_else(|| {
-            let detail = format!("the slice's size {:?} makes no sense with its strides", slice.sizes);
-            ReadError::new(Class::DcpChunkMismatch, detail).in_file(bytes.name())
-        })
+        let strides = strides.filter(|strides| !is_dense(&slice.sizes, strides));
+        let extent = match strides {
+            None => element_count(&slice.sizes, dtype).and_then(|count| count.checked_mul(dtype.size())),
+            Some(strides) if strides.len() == slice.sizes.len() => {
+                extent(&slice.sizes, strides, dtype.size())
+            }
+            Some(_) => None,
+        };
+        match extent.filter(|&extent| offset.checked_add(extent).is_some()) {
+            Some(extent) => Ok(Self { bytes, offset, strides, extent, record }),
+            None => {
+                let detail = format!("the slice's size {:?} makes no sense with its strides", slice.sizes);
+                Err(ReadError::new(Class::DcpChunkMismatch, detail).in_file(bytes.name()))
+            }
+        }
+    }
+
+    /// Reads from the slice's byte `from` on, where its elements are dense.
+    fn read(&self, from: u64, buffer: &mut [u8]) -> Result<()> {
+        let at = self.offset.checked_add(from).ok_or_else(outside)?;
+        self.bytes.read_in(self.record, buffer, at)
     }
 }
 
@@ -147,6 +143,17 @@ fn once(known: &OnceLock<Strided>, find: impl FnOnce() -> Result<Strided>) -> Re
             Ok(known.get_or_init(|| found))
         }
     }
+}
+
+/// Whether elements with `strides` are dense and row-major. The stride of a dimension of one index means nothing.
+fn is_dense(sizes: &[u64], strides: &[u64]) -> bool {
+    let mut step = Some(1u64);
+    let fits = sizes.iter().zip(strides).rev().all(|(&size, &stride)| {
+        let fits = size <= 1 || step == Some(stride);
+        step = step.and_then(|step| step.checked_mul(size));
+        fits
+    });
+    fits && sizes.len() == strides.len()
 }
 
 /// The strides of dense, row-major elements.
@@ -181,15 +188,26 @@ fn read_boxes(tensor: &Tensor, first: u64, out: &mut [u8], scratch: &mut Scratch
             format!("{bytes} bytes from element {first} on do not fit {} elements", tensor.elements());
         ReadError::new(Class::SizeMismatch, detail)
     })?;
-    let run = Run::new(&tensor.shape, first, end);
+    let width =
+        tensor.shape.iter().skip(1).fold(1, |product: u64, &size| product.saturating_mul(size)).max(1);
+    let rows = first / width..end.div_ceil(width);
+    let mut run = None;
     let mut filled: u64 = 0;
-    for slice in &tensor.slices {
-        for part in run.boxes.iter().filter_map(|block| block.shared_with(slice)) {
-            filled = filled.saturating_add(part.sizes.iter().product());
-            let place = Place::of(slice, tensor.dtype)?;
-            let transfer = run.transfer(&part, slice, &place, item).ok_or_else(outside)?;
-            transfer.run(out, &mut scratch.0)?;
-        }
+    for slice in tensor.slices.iter().filter(|slice| crosses(slice, &rows)) {
+        let read = match dense_part(slice, tensor, first, end)? {
+            Some((place, part, from)) => {
+                let to = |element: u64| usize::try_from((element - first).saturating_mul(item)).ok();
+                let part_of_out =
+                    to(part.start).zip(to(part.end)).and_then(|(start, end)| out.get_mut(start..end));
+                place.read(from.saturating_mul(item), part_of_out.ok_or_else(outside)?)?;
+                part.end - part.start
+            }
+            None => {
+                let run = run.get_or_insert_with(|| Run::new(&tensor.shape, first, end));
+                run.read(slice, tensor.dtype, out, scratch)?
+            }
+        };
+        filled = filled.saturating_add(read);
     }
     if filled == end - first {
         return Ok(());
@@ -198,9 +216,45 @@ fn read_boxes(tensor: &Tensor, first: u64, out: &mut [u8], scratch: &mut Scratch
     Err(ReadError::new(Class::DcpChunkGap, detail))
 }
 
-/// What only slices that do not tile their tensor can lead to.
-pub(super) fn outside() -> ReadError {
-    ReadError::new(Class::DcpChunkBounds, "a slice reaches outside its tensor")
+/// Whether `slice` has any of `rows`. There may be thousands of slices, most of which have none.
+fn crosses(slice: &Slice, rows: &Range<u64>) -> bool {
+    let own = slice.offsets.first().zip(slice.sizes.first());
+    own.is_none_or(|(&offset, &size)| offset < rows.end && offset.saturating_add(size) > rows.start)
+}
+
+/// Where a slice that is a run of elements, here and in its file, lies; which of `first..end` it holds; and how many of
+/// its elements lie in front of them. `None` for any other slice.
+fn dense_part<'s>(
+    slice: &'s Slice,
+    tensor: &Tensor,
+    first: u64,
+    end: u64,
+) -> Result<Option<(Place<'s>, Range<u64>, u64)>> {
+    let Some(own) = slice_run(slice, &tensor.shape) else { return Ok(None) };
+    let part = own.start.max(first)..own.end.min(end);
+    if part.is_empty() {
+        return Ok(None);
+    }
+    let place = Place::of(slice, tensor.dtype)?;
+    let from = part.start - own.start;
+    Ok(place.strides.is_none().then_some((place, part, from)))
+}
+
+/// The tensor's elements that `slice` holds, where they are a run: it spans all dimensions but the first.
+fn slice_run(slice: &Slice, shape: &[u64]) -> Option<Range<u64>> {
+    if slice.offsets.len() != shape.len() {
+        return None;
+    }
+    let (Some((&offset, _)), Some((&size, inner))) = (slice.offsets.split_first(), slice.sizes.split_first())
+    else {
+        return (slice.sizes.is_empty()).then_some(0..1);
+    };
+    let all = shape.get(1..)?;
+    if inner != all {
+        return None;
+    }
+    let width = all.iter().try_fold(1u64, |product, &size| product.checked_mul(size))?;
+    Some(offset.checked_mul(width)?..offset.checked_add(size)?.checked_mul(width)?)
 }
 
 /// A part of a tensor: `sizes` elements from `offsets` on, a number a dimension.
@@ -210,23 +264,20 @@ struct Block {
 }
 
 impl Block {
-    /// What the block and `slice` have in common. Most slices have nothing, so that is found out first.
-    fn shared_with(&self, slice: &Slice) -> Option<Self> {
+    /// What the block and `slice` have in common: where it starts and how many indices it has, a pair a dimension.
+    fn shared_with<'b>(&'b self, slice: &'b Slice) -> impl Iterator<Item = (u64, u64)> + 'b {
+        let theirs = slice.offsets.iter().zip(&slice.sizes);
+        self.offsets.iter().zip(&self.sizes).zip(theirs).map(|((&offset, &size), (&other, &other_size))| {
+            let end = offset.saturating_add(size).min(other.saturating_add(other_size));
+            (offset.max(other), end.saturating_sub(offset.max(other)))
+        })
+    }
+
+    /// Whether they have anything in common. Most slices have nothing with most boxes.
+    fn meets(&self, slice: &Slice) -> bool {
         let rank = self.offsets.len();
-        let theirs = || slice.offsets.iter().zip(&slice.sizes);
-        let shared = || {
-            self.offsets.iter().zip(&self.sizes).zip(theirs()).map(
-                |((&offset, &size), (&other, &other_size))| {
-                    let end = offset.saturating_add(size).min(other.saturating_add(other_size));
-                    (offset.max(other), end.saturating_sub(offset.max(other)))
-                },
-            )
-        };
-        if slice.offsets.len() != rank || slice.sizes.len() != rank || shared().any(|(_, size)| size == 0) {
-            return None;
-        }
-        let (offsets, sizes) = shared().unzip();
-        Some(Self { offsets, sizes })
+        let same_rank = slice.offsets.len() == rank && slice.sizes.len() == rank;
+        same_rank && self.shared_with(slice).all(|(_, size)| size > 0)
     }
 }
 
@@ -273,19 +324,35 @@ impl Run {
         (block, elements.unwrap_or(1))
     }
 
-    /// How `part` gets from `place`, where all of `slice` lies, to its place in the run.
+    /// Reads what the run shares with `slice` into `out`; says how many elements that is.
+    fn read(&self, slice: &Slice, dtype: Dtype, out: &mut [u8], scratch: &mut Scratch) -> Result<u64> {
+        let mut filled: u64 = 0;
+        for block in self.boxes.iter().filter(|block| block.meets(slice)) {
+            let place = Place::of(slice, dtype)?;
+            let dense = if place.strides.is_none() { dense_strides(&slice.sizes) } else { None };
+            let strides = place.strides.or(dense.as_deref()).unwrap_or_default();
+            let transfer = self.transfer(block, slice, &place, strides, dtype.size()).ok_or_else(outside)?;
+            transfer.run(out, &mut scratch.0)?;
+            filled = filled.saturating_add(block.shared_with(slice).map(|(_, count)| count).product());
+        }
+        Ok(filled)
+    }
+
+    /// How what `block` and `slice` have in common gets from `place`, where all of the slice lies with `strides`, to
+    /// its place in the run.
     fn transfer<'s>(
         &self,
-        part: &Block,
+        block: &Block,
         slice: &Slice,
         place: &Place<'s>,
+        strides: &[u64],
         item: u64,
     ) -> Option<Transfer<'s>> {
         let (mut from, mut to) = (0u64, 0u64);
-        let mut axes = Vec::new();
-        let steps = place.strides.iter().zip(&self.widths);
-        let starts = part.offsets.iter().zip(&slice.offsets).zip(&part.sizes);
-        for ((&stride, &width), ((&offset, &slice_offset), &count)) in steps.zip(starts) {
+        let mut axes = Vec::with_capacity(strides.len());
+        let steps = strides.iter().zip(&self.widths);
+        let starts = block.shared_with(slice).zip(&slice.offsets);
+        for ((&stride, &width), ((offset, count), &slice_offset)) in steps.zip(starts) {
             from = from.checked_add(offset.checked_sub(slice_offset)?.checked_mul(stride)?)?;
             to = to.checked_add(offset.checked_mul(width)?)?;
             if count > 1 {
@@ -303,170 +370,6 @@ impl Run {
     }
 }
 
-/// A dimension of a copy: `count` indices, and how many bytes lie between neighbours on both sides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Axis {
-    pub(super) count: usize,
-    pub(super) from: usize,
-    pub(super) to: usize,
-}
-
-impl Axis {
-    /// One index.
-    pub(super) const SINGLE: Self = Self { count: 1, from: 0, to: 0 };
-
-    fn new(count: u64, from: u64, to: u64) -> Option<Self> {
-        Some(Self { count: count.try_into().ok()?, from: from.try_into().ok()?, to: to.try_into().ok()? })
-    }
-
-    /// How many bytes of the file lie between its first and its last index.
-    pub(super) const fn reach(self) -> usize {
-        (self.count - 1).saturating_mul(self.from)
-    }
-
-    /// Whether neighbours touch on both sides.
-    pub(super) const fn is_dense(self, item: usize) -> bool {
-        self.from == item && self.to == item
-    }
-}
-
-/// Adds the next inner `axis`; where it fills the steps of the one before, the two become one.
-fn push_axis(axes: &mut Vec<Axis>, axis: Axis) {
-    match axes.last_mut() {
-        Some(outer)
-            if axis.count.checked_mul(axis.from) == Some(outer.from)
-                && axis.count.checked_mul(axis.to) == Some(outer.to) =>
-        {
-            *outer = Axis { count: outer.count.saturating_mul(axis.count), ..axis };
-        }
-        _ => axes.push(axis),
-    }
-}
-
-/// Calls `visit` with both byte positions of every index of `axes`, the last axis fastest.
-pub(super) fn walk(
-    axes: &[Axis],
-    from: usize,
-    to: usize,
-    visit: &mut dyn FnMut(usize, usize) -> Result<()>,
-) -> Result<()> {
-    let Some((outer, inner)) = axes.split_first() else { return visit(from, to) };
-    (0..outer.count)
-        .try_for_each(|index| walk(inner, from + index * outer.from, to + index * outer.to, visit))
-}
-
-/// A copy out of one slice.
-struct Transfer<'s> {
-    bytes: Readable<'s>,
-    record: Option<Record>,
-    /// The size of an element, in bytes.
-    item: usize,
-    /// The byte of the file where the first element lies.
-    at: u64,
-    /// The byte of the output where it goes.
-    to: usize,
-    /// In the order of the output, the innermost last.
-    axes: Vec<Axis>,
-}
-
-impl Transfer<'_> {
-    fn run(&self, out: &mut [u8], scratch: &mut Vec<u8>) -> Result<()> {
-        match self.axes.split_last() {
-            None => self.read_runs(self.item, &[], out),
-            Some((inner, outer)) => {
-                let bytes = inner.count.saturating_mul(self.item);
-                if inner.is_dense(self.item) && (outer.is_empty() || bytes >= DIRECT_BYTES) {
-                    self.read_runs(bytes, outer, out)
-                } else {
-                    self.read_staged(out, scratch)
-                }
-            }
-        }
-    }
-
-    /// Reads runs of `bytes` straight into their places.
-    fn read_runs(&self, bytes: usize, axes: &[Axis], out: &mut [u8]) -> Result<()> {
-        walk(axes, 0, self.to, &mut |from, to| {
-            let place = out.get_mut(to..).and_then(|rest| rest.get_mut(..bytes)).ok_or_else(outside)?;
-            self.read(place, self.at_byte(from)?)
-        })
-    }
-
-    fn read(&self, buffer: &mut [u8], at: u64) -> Result<()> {
-        match (&self.bytes, self.record) {
-            (Readable::File(file), Some(record)) => file.read_record_at(record, buffer, at),
-            _ => self.bytes.read_exact_at(buffer, at),
-        }
-    }
-
-    fn at_byte(&self, from: usize) -> Result<u64> {
-        u64::try_from(from).ok().and_then(|from| self.at.checked_add(from)).ok_or_else(outside)
-    }
-
-    fn read_staged(&self, out: &mut [u8], scratch: &mut Vec<u8>) -> Result<()> {
-        let stage = Stage::plan(&self.axes, self.item);
-        walk(&stage.outer, 0, self.to, &mut |from, to| {
-            for index in (0..stage.split.count).step_by(stage.at_once) {
-                let count = stage.at_once.min(stage.split.count - index);
-                self.fill(&stage, count, from + index * stage.split.from, scratch)?;
-                let split = Axis { count, from: stage.scratch_step, to: stage.split.to };
-                let axes = [stage.inner.as_slice(), &[split]].concat();
-                scatter(scratch, axes, self.item, to + index * stage.split.to, out)?;
-            }
-            Ok(())
-        })
-    }
-
-    /// Reads what `count` indices of the stage's split axis hold, from byte `from` on.
-    fn fill(&self, stage: &Stage, count: usize, from: usize, scratch: &mut Vec<u8>) -> Result<()> {
-        scratch.resize((count - 1).saturating_mul(stage.scratch_step).saturating_add(stage.span), 0);
-        if stage.scratch_step == stage.split.from {
-            return self.read(scratch, self.at_byte(from)?);
-        }
-        for (index, piece) in scratch.chunks_mut(stage.scratch_step).enumerate() {
-            let piece = piece.get_mut(..stage.span).ok_or_else(outside)?;
-            self.read(piece, self.at_byte(from + index * stage.split.from)?)?;
-        }
-        Ok(())
-    }
-}
-
-/// How a copy goes through the scratch buffer: `inner` axes whole, so many indices of the `split` axis at once, and
-/// that for every index of the `outer` axes.
-struct Stage {
-    inner: Vec<Axis>,
-    /// How many bytes of the file the inner axes reach over.
-    span: usize,
-    split: Axis,
-    at_once: usize,
-    /// How many bytes of the scratch buffer lie between indices of the split axis: as in the file where what lies
-    /// between is read through, else just the span (and a little, see [`Stage::plan`]).
-    scratch_step: usize,
-    outer: Vec<Axis>,
-}
-
-impl Stage {
-    fn plan(axes: &[Axis], item: usize) -> Self {
-        // A cache line more than the span, so that pieces of a power of two do not all fall on the same lines of the
-        // processor's cache.
-        const CACHE_LINE: usize = 64;
-        let mut outer = axes.to_vec();
-        outer.sort_by_key(|axis| std::cmp::Reverse(axis.from));
-        let mut inner = Vec::new();
-        let mut span = item;
-        let near = |axis: &Axis, span: usize| axis.from <= span.saturating_add(READ_THROUGH_BYTES);
-        let fits = |axis: &Axis, span: usize| span.saturating_add(axis.reach()) <= SCRATCH_BYTES;
-        while let Some(axis) = outer.pop_if(|axis| near(axis, span) && fits(axis, span)) {
-            span += axis.reach();
-            inner.push(axis);
-        }
-        let split = outer.pop().unwrap_or(Axis::SINGLE);
-        let scratch_step = if near(&split, span) { split.from } else { span + CACHE_LINE };
-        let at_once = 1 + (SCRATCH_BYTES - span) / scratch_step.max(1);
-        Self { inner, span, split, at_once, scratch_step, outer }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -481,6 +384,7 @@ mod tests {
     use crate::checkpoint::Others;
     use crate::shape::records::check_records;
     use crate::shape::tiling;
+    use crate::shape::transfer::SCRATCH_BYTES;
     use crate::source::{Source, SourceFile};
 
     /// How a slice is stored.

@@ -7,3 +7,4 @@ pub mod records;
 mod scatter;
 pub mod select;
 pub mod tiling;
+mod transfer;

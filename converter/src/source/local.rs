@@ -4,11 +4,11 @@
 //! `blobs/`). Bytes come by positioned reads: a memory map would save one copy, a small part of what encoding takes,
 //! but a file that is cut short under a map kills the process.
 
-use std::collections::VecDeque;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use weighbridge_schemas::limits;
@@ -26,7 +26,7 @@ pub(super) struct Folder {
     path: PathBuf,
     /// Where links may lead: the folder itself, or the hub cache's model folder.
     reachable: PathBuf,
-    open: Arc<OpenFiles>,
+    open_files: Arc<OpenFiles>,
 }
 
 /// A file as it was when first seen.
@@ -34,7 +34,8 @@ pub(super) struct Folder {
 pub(super) struct PinnedFile {
     path: PathBuf,
     identity: Identity,
-    open: Arc<OpenFiles>,
+    open_files: Arc<OpenFiles>,
+    slot: Arc<Slot>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +83,7 @@ impl Folder {
         };
         let folder = folder.canonicalize().map_err(|error| unreadable(&error).in_file(shown))?;
         let reachable = hub_model_folder(&folder).unwrap_or_else(|| folder.clone());
-        Ok((Self { reachable, path: folder, open: Arc::default() }, entry))
+        Ok((Self { reachable, path: folder, open_files: Arc::default() }, entry))
     }
 
     pub(super) fn names(&self) -> Result<Vec<String>> {
@@ -131,7 +132,12 @@ impl Folder {
         if !metadata.is_file() {
             return Err(ReadError::new(Class::Unreadable, "it is not a regular file"));
         }
-        Ok(PinnedFile { path: resolved, identity: Identity::of(&metadata), open: Arc::clone(&self.open) })
+        Ok(PinnedFile {
+            path: resolved,
+            identity: Identity::of(&metadata),
+            open_files: Arc::clone(&self.open_files),
+            slot: Arc::default(),
+        })
     }
 
     pub(super) fn is_unchanged(&self, name: &str, file: &PinnedFile) -> bool {
@@ -156,8 +162,24 @@ impl PinnedFile {
         std::fs::metadata(&self.path).is_ok_and(|metadata| Identity::of(&metadata) == self.identity)
     }
 
+    /// Opens it, if it is still the file that was seen.
+    fn open(&self) -> Result<File> {
+        // O_NONBLOCK: a pipe that took the file's place must not hang the reader.
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(&self.path);
+        let file = file.and_then(|file| file.metadata().map(|metadata| (file, metadata)));
+        let (file, metadata) = file.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => changed(),
+            _ => unreadable(&error),
+        })?;
+        if Identity::of(&metadata) != self.identity {
+            return Err(changed());
+        }
+        Ok(file)
+    }
+
     pub(super) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
-        let file = self.open.get(self)?;
+        let file = self.open_files.get(self)?;
         file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => changed(),
             _ => unreadable(&error),
@@ -165,38 +187,43 @@ impl PinnedFile {
     }
 }
 
-/// The least recently used file is closed first.
+/// The open files of a source, of which the least recently used is closed first.
 #[derive(Debug, Default)]
-struct OpenFiles(Mutex<VecDeque<(Identity, Arc<File>)>>);
+struct OpenFiles {
+    slots: Mutex<Vec<Arc<Slot>>>,
+    /// How many reads there have been.
+    reads: AtomicU64,
+}
+
+/// Where a file is kept while it is open, so that a read finds it without a search.
+#[derive(Debug, Default)]
+struct Slot {
+    file: Mutex<Option<Arc<File>>>,
+    /// The number of the last read.
+    used: AtomicU64,
+}
 
 impl OpenFiles {
     fn get(&self, wanted: &PinnedFile) -> Result<Arc<File>> {
-        let mut open = lock(&self.0);
-        let place = open.iter().position(|(identity, _)| *identity == wanted.identity);
-        if let Some(found) = place.and_then(|place| open.remove(place)) {
-            let file = Arc::clone(&found.1);
-            open.push_back(found);
-            return Ok(file);
+        let slot = &wanted.slot;
+        slot.used.store(self.reads.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        if let Some(file) = &*lock(&slot.file) {
+            return Ok(Arc::clone(file));
         }
-        // O_NONBLOCK: a pipe that took the file's place must not hang the reader.
-        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(flags)
-            .open(&wanted.path)
-            .and_then(|file| file.metadata().map(|metadata| (file, metadata)));
-        let (file, metadata) = file.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => changed(),
-            _ => unreadable(&error),
-        })?;
-        if Identity::of(&metadata) != wanted.identity {
-            return Err(changed());
+        // One thread at a time from here on; another may have opened it meanwhile.
+        let mut slots = lock(&self.slots);
+        if let Some(file) = &*lock(&slot.file) {
+            return Ok(Arc::clone(file));
         }
-        let file = Arc::new(file);
-        if open.len() >= OPEN_FILES {
-            open.pop_front();
+        let file = Arc::new(wanted.open()?);
+        if slots.len() >= OPEN_FILES {
+            let oldest = slots.iter().enumerate().min_by_key(|(_, slot)| slot.used.load(Ordering::Relaxed));
+            if let Some(place) = oldest.map(|(place, _)| place) {
+                *lock(&slots.swap_remove(place).file) = None;
+            }
         }
-        open.push_back((wanted.identity, Arc::clone(&file)));
+        *lock(&slot.file) = Some(Arc::clone(&file));
+        slots.push(Arc::clone(slot));
         Ok(file)
     }
 }
@@ -221,4 +248,58 @@ fn not_there(path: &Path) -> ReadError {
 
 fn unreadable(error: &io::Error) -> ReadError {
     ReadError::new(Class::Unreadable, format!("it cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bounded_number_of_files_is_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let (opened, _) = Folder::open(folder.path()).unwrap();
+        let files = (0..=u8::try_from(OPEN_FILES + 3).unwrap()).map(|number| {
+            let name = number.to_string();
+            std::fs::write(folder.path().join(&name), [number]).unwrap();
+            (number, opened.file(&name, false).unwrap())
+        });
+        let files: Vec<_> = files.collect();
+        let read = |file: &PinnedFile| {
+            let mut byte = [0];
+            file.read(&mut byte, 0).map(|()| byte[0]).map_err(|error| error.class())
+        };
+        let is_open = |file: &PinnedFile| lock(&file.slot.file).is_some();
+        for _ in 0..2 {
+            for (number, file) in &files {
+                assert_eq!(read(file), Ok(*number));
+                // The first one is used all the time, so others make room.
+                assert_eq!(read(&files[0].1), Ok(0));
+                assert!(is_open(&files[0].1));
+            }
+            assert_eq!(files.iter().filter(|(_, file)| is_open(file)).count(), OPEN_FILES);
+        }
+        // What was closed is checked when it is opened again.
+        let (number, closed) = files.iter().find(|(_, file)| !is_open(file)).unwrap();
+        std::fs::write(folder.path().join(number.to_string()), "another").unwrap();
+        assert_eq!(read(closed), Err(Class::CheckpointChanged));
+    }
+
+    #[test]
+    fn threads_share_an_open_file() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("f"), vec![7; 4096]).unwrap();
+        let (opened, _) = Folder::open(folder.path()).unwrap();
+        let file = opened.file("f", false).unwrap();
+        std::thread::scope(|scope| {
+            for offset in 0..8 {
+                let file = &file;
+                scope.spawn(move || {
+                    let mut buffer = [0; 16];
+                    file.read(&mut buffer, offset).unwrap();
+                    assert_eq!(buffer, [7; 16]);
+                });
+            }
+        });
+        assert_eq!(lock(&opened.open_files.slots).len(), 1);
+    }
 }
