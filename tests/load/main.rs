@@ -22,7 +22,7 @@ mod report;
 mod runs;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -70,6 +70,9 @@ struct Options {
     /// The binary to measure [default: weighbridge beside this program]
     #[arg(long)]
     binary: Option<PathBuf>,
+    /// Only write the checkpoints, each into a folder of its own in this one, for other programs
+    #[arg(long, value_name = "FOLDER")]
+    make: Option<PathBuf>,
     /// Compare the ratios with those of this baseline; exit code 1 where one has grown beyond the tolerance
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
@@ -105,6 +108,9 @@ fn encoding(name: &str) -> Result<Encoding, String> {
 
 fn main() -> Result<ExitCode, Failure> {
     let options = Options::parse();
+    if let Some(folder) = &options.make {
+        return make(folder, &options);
+    }
     let binary = binary(&options)?;
     let mut syncs = options.sync.clone();
     if syncs.contains(&Sync::Off) && !runs::knows_no_sync(&binary)? {
@@ -120,15 +126,11 @@ fn main() -> Result<ExitCode, Failure> {
     let folder = tempfile::Builder::new().prefix("load-").tempdir_in(&options.folder)?;
     let mut machine = rates::Machine::new(folder.path())?;
     let mut measured = runs::Measured::default();
-    for &tensors in &options.tensors {
-        for &size in &options.sizes {
-            for &format in &options.formats {
-                let checkpoint = checkpoints::make(folder.path(), format, tensors, size)?;
-                report::note(&format!("{}: {} rounds", checkpoint.label, options.runs));
-                runs::measure(&binary, &checkpoint, &cases, options.runs, &mut machine, &mut measured)?;
-                checkpoint.remove()?;
-            }
-        }
+    for (format, tensors, size) in checkpoints(&options) {
+        let checkpoint = checkpoints::make(folder.path(), format, tensors, size)?;
+        report::note(&format!("{}: {} rounds", checkpoint.label, options.runs));
+        runs::measure(&binary, &checkpoint, &cases, options.runs, &mut machine, &mut measured)?;
+        checkpoint.remove()?;
     }
     report::print(&measured);
     let ratios = report::ratios(&measured);
@@ -139,6 +141,28 @@ fn main() -> Result<ExitCode, Failure> {
         Some(path) if !check::compare(path, &ratios, options.tolerance)? => Ok(ExitCode::FAILURE),
         _ => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// Every combination of format, tensors and size.
+fn checkpoints(options: &Options) -> Vec<(Format, Tensors, Size)> {
+    let mut combinations = Vec::new();
+    for &tensors in &options.tensors {
+        for &size in &options.sizes {
+            combinations.extend(options.formats.iter().map(|&format| (format, tensors, size)));
+        }
+    }
+    combinations
+}
+
+/// Writes the checkpoints, and says where each is.
+fn make(folder: &Path, options: &Options) -> Result<ExitCode, Failure> {
+    for (number, (format, tensors, size)) in checkpoints(options).into_iter().enumerate() {
+        let folder = folder.join(number.to_string());
+        std::fs::create_dir_all(&folder)?;
+        let checkpoint = checkpoints::make(&folder, format, tensors, size)?;
+        report::note(&format!("{}: {}", checkpoint.path.display(), checkpoint.label));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn binary(options: &Options) -> Result<PathBuf, Failure> {

@@ -232,7 +232,7 @@ impl<'a> Bench<'a> {
         }
         // No configuration of the current folder, and none of the environment.
         command.current_dir(&self.folder).stdin(Stdio::null());
-        for variable in ["STORE", "CONFIG", "LOG", "MEMORY", "THREADS"] {
+        for variable in ["STORE", "CONFIG", "LOG", "MEMORY", "THREADS", "NO_SYNC"] {
             command.env_remove(format!("WEIGHBRIDGE_{variable}"));
         }
         let (status, taken) = process::measure(&mut command)?;
