@@ -1,109 +1,88 @@
 //! Checkpoints as PyTorch writes them, of any size, without PyTorch: a `torch.save` file, and a distributed checkpoint
-//! of one rank. Storages are zero but for a few bytes, and written as sparse files, so that gigabytes cost little.
+//! of any number of ranks.
 //!
 //! The form is that of torch 2.14: stored zip records whose data starts on multiples of 64 bytes, sizes in descriptors
 //! and in the central directory alone, ZIP64 throughout; pickles of protocol 2.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Seek, Write};
 use std::path::Path;
 
-/// A table of F32, zero but for some of its values.
-#[derive(Debug, Clone)]
-pub struct SparseTable<'a> {
-    /// The tensor's name.
-    pub name: &'a str,
-    /// The number of rows.
-    pub rows: u64,
-    /// The number of columns.
-    pub width: u64,
-    /// Row, column and value of what is not zero; in order, each place once.
-    pub values: &'a [(u64, u64, f32)],
-}
-
-impl SparseTable<'_> {
-    fn bytes(&self) -> u64 {
-        self.rows * self.width * 4
-    }
-
-    fn marks(&self) -> impl Iterator<Item = (u64, [u8; 4])> {
-        self.values.iter().map(|&(row, column, value)| ((row * self.width + column) * 4, value.to_le_bytes()))
-    }
-
-    /// The CRC-32 of the table's bytes.
-    fn crc32(&self) -> u32 {
-        let zeros = vec![0; 1 << 20];
-        let (mut hasher, mut at) = (crc32fast::Hasher::new(), 0);
-        let skip = |hasher: &mut crc32fast::Hasher, mut count: u64| {
-            while count > 0 {
-                let step = count.min(zeros.len() as u64);
-                hasher.update(zeros.get(..usize::try_from(step).unwrap_or(0)).unwrap_or_default());
-                count -= step;
-            }
-        };
-        for (place, value) in self.marks() {
-            skip(&mut hasher, place - at);
-            hasher.update(&value);
-            at = place + 4;
-        }
-        skip(&mut hasher, self.bytes() - at);
-        hasher.finalize()
-    }
-}
+use crate::tables::{Cut, Piece, Table};
 
 /// Writes a `torch.save` file of a state dict of `tables`.
 ///
 /// # Errors
 /// Where the file cannot be written.
-pub fn state_dict(path: &Path, tables: &[SparseTable<'_>]) -> io::Result<()> {
+pub fn state_dict(path: &Path, tables: &[Table<'_>]) -> io::Result<()> {
     let mut pickle = Pickler::new();
     pickle.raw(b"}(");
     for (key, table) in tables.iter().enumerate() {
-        pickle.text(table.name).tensor(table, key);
+        pickle.text(table.name).tensor([table.rows, table.width], key);
     }
     pickle.raw(b"u.");
     let mut file = File::create(path)?;
-    write_archive(&mut file, "model", &pickle.0, tables)
+    let pieces: Vec<_> = tables.iter().map(Table::whole).collect();
+    write_archive(&mut file, "model", &pickle.0, &pieces)
 }
 
-/// Writes a distributed checkpoint of one rank into `folder`: every table is one chunk of one file.
+/// Where a piece lies: its file, and its archive's first byte and length in there.
+struct Item<'a> {
+    piece: Piece<'a>,
+    file: String,
+    begin: u64,
+    length: u64,
+}
+
+/// Writes a distributed checkpoint into `folder`: a file a rank, with its pieces of all tables.
 ///
 /// # Errors
 /// Where a file cannot be written.
-pub fn distributed(folder: &Path, tables: &[SparseTable<'_>]) -> io::Result<()> {
-    let mut file = File::create(folder.join("__0_0.distcp"))?;
-    let mut items = Vec::new();
-    for table in tables {
-        let mut pickle = Pickler::new();
-        pickle.tensor(table, 0).raw(b".");
-        let begin = file.stream_position()?;
-        write_archive(&mut file, "archive", &pickle.0, std::slice::from_ref(table))?;
-        items.push((table, begin, file.stream_position()? - begin));
+pub fn distributed(folder: &Path, tables: &[Table<'_>], cut: Cut) -> io::Result<()> {
+    let (Cut::Rows(ranks) | Cut::Columns(ranks)) = cut;
+    let pieces: Vec<_> = tables.iter().map(|table| table.pieces(cut)).collect();
+    let mut items: Vec<Vec<Item<'_>>> = tables.iter().map(|_| Vec::new()).collect();
+    for rank in 0..ranks.max(1) {
+        let name = format!("__{rank}_0.distcp");
+        let mut file = File::create(folder.join(&name))?;
+        for (items, pieces) in items.iter_mut().zip(&pieces) {
+            for piece in pieces.iter().filter(|piece| piece.rank == rank) {
+                let mut pickle = Pickler::new();
+                pickle.tensor(piece.sizes, 0).raw(b".");
+                let begin = file.stream_position()?;
+                write_archive(&mut file, "archive", &pickle.0, std::slice::from_ref(piece))?;
+                let length = file.stream_position()? - begin;
+                items.push(Item { piece: piece.clone(), file: name.clone(), begin, length });
+            }
+        }
     }
-    std::fs::write(folder.join(".metadata"), metadata(&items))
+    std::fs::write(folder.join(".metadata"), metadata(tables, &items))
 }
 
-/// `.metadata` of items: a table, its archive's first byte and length.
-fn metadata(items: &[(&SparseTable<'_>, u64, u64)]) -> Vec<u8> {
+/// `.metadata` of tables and the items of each.
+fn metadata(tables: &[Table<'_>], items: &[Vec<Item<'_>>]) -> Vec<u8> {
     const MODULE: &str = "torch.distributed.checkpoint.metadata";
     let mut pickle = Pickler::new();
     pickle.object(MODULE, "Metadata").raw(b"}(").text("state_dict_metadata").raw(b"}(");
-    for (table, ..) in items {
+    for (table, items) in tables.iter().zip(items) {
         pickle.text(table.name).object(MODULE, "TensorStorageMetadata").raw(b"}(").text("properties");
         pickle.object(MODULE, "TensorProperties").raw(b"(").global("torch", "float32");
         pickle.global("torch.serialization", "_get_layout").text("torch.strided").raw(b"\x85R\x89");
         pickle.global(MODULE, "_MEM_FORMAT_ENCODING").raw(b"K\0\x85R\x89tb");
-        pickle.text("size").size(&[table.rows, table.width]);
-        pickle.text("chunks").raw(b"]").object(MODULE, "ChunkStorageMetadata").raw(b"}(");
-        pickle.text("offsets").size(&[0, 0]).text("sizes").size(&[table.rows, table.width]).raw(b"ubaub");
+        pickle.text("size").size(&[table.rows, table.width]).text("chunks").raw(b"](");
+        for Item { piece, .. } in items {
+            pickle.object(MODULE, "ChunkStorageMetadata").raw(b"}(").text("offsets").size(&piece.offsets);
+            pickle.text("sizes").size(&piece.sizes).raw(b"ub");
+        }
+        pickle.raw(b"eub");
     }
     pickle.raw(b"u").text("planner_data").raw(b"N").text("storage_data").raw(b"}(");
-    for (table, begin, length) in items {
-        pickle.object(MODULE, "MetadataIndex").raw(b"}(").text("fqn").text(table.name);
-        pickle.text("offset").size(&[0, 0]).text("index").int(0).raw(b"ub");
+    for (index, item) in items.iter().flat_map(|items| (0u64..).zip(items)) {
+        pickle.object(MODULE, "MetadataIndex").raw(b"}(").text("fqn").text(item.piece.table.name);
+        pickle.text("offset").size(&item.piece.offsets).text("index").int(index).raw(b"ub");
         pickle.object("torch.distributed.checkpoint.filesystem", "_StorageInfo").raw(b"}(");
-        pickle.text("relative_path").text("__0_0.distcp").text("offset").int(*begin);
-        pickle.text("length").int(*length).raw(b"ub");
+        pickle.text("relative_path").text(&item.file).text("offset").int(item.begin);
+        pickle.text("length").int(item.length).raw(b"ub");
     }
     pickle.raw(b"u").text("version").text("1.0.0").raw(b"ub.");
     pickle.0
@@ -152,24 +131,24 @@ impl Pickler {
         self.raw(b"t")
     }
 
-    /// A dense tensor, alone in the storage `key`.
-    fn tensor(&mut self, table: &SparseTable<'_>, key: usize) -> &mut Self {
+    /// A dense tensor of rows and columns, alone in the storage `key`.
+    fn tensor(&mut self, [rows, columns]: [u64; 2], key: usize) -> &mut Self {
         self.global("torch._utils", "_rebuild_tensor_v2").raw(b"((").text("storage");
         self.global("torch", "FloatStorage").text(&key.to_string()).text("cpu");
-        self.int(table.rows * table.width).raw(b"tQ").int(0);
-        self.tuple(&[table.rows, table.width]).tuple(&[table.width, 1]).raw(b"\x89");
+        self.int(rows * columns).raw(b"tQ").int(0);
+        self.tuple(&[rows, columns]).tuple(&[columns, 1]).raw(b"\x89");
         self.global("collections", "OrderedDict").raw(b")RtR")
     }
 }
 
-/// Writes an archive at the file's position: the pickle, and every table as a storage.
-fn write_archive(file: &mut File, prefix: &str, pickle: &[u8], tables: &[SparseTable<'_>]) -> io::Result<()> {
+/// Writes an archive at the file's position: the pickle, and every piece as a storage.
+fn write_archive(file: &mut File, prefix: &str, pickle: &[u8], pieces: &[Piece<'_>]) -> io::Result<()> {
     let mut archive = Archive { file, begin: 0, directory: Vec::new(), entries: 0 };
     archive.begin = archive.file.stream_position()?;
     archive.small(&format!("{prefix}/data.pkl"), pickle)?;
     archive.small(&format!("{prefix}/byteorder"), b"little")?;
-    for (key, table) in tables.iter().enumerate() {
-        archive.storage(&format!("{prefix}/data/{key}"), table)?;
+    for (key, piece) in pieces.iter().enumerate() {
+        archive.storage(&format!("{prefix}/data/{key}"), piece)?;
     }
     archive.small(&format!("{prefix}/version"), b"3\n")?;
     archive.finish()
@@ -193,15 +172,10 @@ impl Archive<'_> {
         self.close(name, header, crc32fast::hash(data), data.len() as u64)
     }
 
-    fn storage(&mut self, name: &str, table: &SparseTable<'_>) -> io::Result<()> {
+    fn storage(&mut self, name: &str, piece: &Piece<'_>) -> io::Result<()> {
         let header = self.header(name)?;
-        let begin = self.file.stream_position()?;
-        for (place, value) in table.marks() {
-            self.file.seek(SeekFrom::Start(begin + place))?;
-            self.file.write_all(&value)?;
-        }
-        self.file.seek(SeekFrom::Start(begin + table.bytes()))?;
-        self.close(name, header, table.crc32(), table.bytes())
+        let crc32 = piece.write(self.file)?;
+        self.close(name, header, crc32, piece.bytes())
     }
 
     /// A local header, padded so that the data starts on a multiple of 64: where it starts itself.

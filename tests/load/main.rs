@@ -1,164 +1,177 @@
-//! Publishes and fetches a synthetic checkpoint, and prints time and peak memory beside what this machine does with
-//! the same bytes in the same run: memory copies, BLAKE3, durable writes.
+//! Publishes and fetches synthetic checkpoints, and prints what that takes beside what this machine does with the same
+//! bytes in the same run: copies of memory, reads, hashes, encodings, writes that last.
 //!
 //! ```text
-//! cargo build --release --workspace && ./target/release/load --gib 4
+//! cargo build --release --workspace && ./target/release/load --help
 //! ```
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `checkpoints` | the checkpoints: formats and sizes |
+//! | `rates` | what the machine does |
+//! | `runs` | what publish and fetch take, and their parts beside them |
+//! | `report` | the tables |
+//! | `check` | ratios beside those of a stored baseline |
 //!
 //! Figures differ from machine to machine and run to run; the ratios say more. Nothing here asserts a time.
 
+mod check;
+mod checkpoints;
+mod rates;
+mod report;
+mod runs;
+
 use std::error::Error;
-use std::fs::{self, File};
-use std::hint::black_box;
-use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
 
-use weighbridge_tests::{peak_memory, synthetic};
+use clap::Parser;
+use weighbridge_schemas::encoding::Encoding;
 
-const TABLES: usize = 16;
-const WIDTH: usize = 64;
-const BLOCK: usize = 8 << 20;
+use crate::checkpoints::{Format, Size, Tensors};
+use crate::runs::{Case, Threads};
 
-/// Bytes, and the time that they took.
-struct Rate {
-    bytes: u64,
-    took: Duration,
+/// Whatever went wrong, told to a developer.
+type Failure = Box<dyn Error>;
+
+/// Publish and fetch synthetic checkpoints, and print Markdown tables of what that takes beside what this machine does
+/// with the same bytes in the same run.
+///
+/// Every combination of what is listed is one row. Checkpoints are made and measured one after the other; with each,
+/// every round measures every row once, and a row shows medians over the rounds. The folder needs room for three times
+/// the largest checkpoint.
+#[derive(Debug, Parser)]
+#[command(name = "load", after_help = EXAMPLES)]
+struct Options {
+    /// Formats of the checkpoints
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Format::ALL)]
+    formats: Vec<Format>,
+    /// Few large tables, or many small ones (256 B to 64 KiB)
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Tensors::Large])]
+    tensors: Vec<Tensors>,
+    /// Sizes of the checkpoints
+    #[arg(long, value_delimiter = ',', default_value = "256MiB")]
+    sizes: Vec<Size>,
+    /// What the tables become, by the names that policies use
+    #[arg(long, value_delimiter = ',', value_parser = encoding, default_value = "int8")]
+    encodings: Vec<Encoding>,
+    /// Threads of publish and fetch: numbers, or `all`
+    #[arg(long, value_delimiter = ',', default_value = "1,all")]
+    threads: Vec<Threads>,
+    /// Durability on, and off (`--no-sync`, where the binary knows it)
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Sync::On, Sync::Off])]
+    sync: Vec<Sync>,
+    /// Rounds
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// A folder on the disk that is to be measured [default: the current one]
+    #[arg(long, default_value = ".", hide_default_value = true)]
+    folder: PathBuf,
+    /// The binary to measure [default: weighbridge beside this program]
+    #[arg(long)]
+    binary: Option<PathBuf>,
+    /// Only write the checkpoints, each into a folder of its own in this one, for other programs
+    #[arg(long, value_name = "FOLDER")]
+    make: Option<PathBuf>,
+    /// Compare the ratios with those of this baseline; exit code 1 where one has grown beyond the tolerance
+    #[arg(long, value_name = "FILE")]
+    check: Option<PathBuf>,
+    /// How many times its baseline a ratio may be
+    #[arg(long, default_value_t = 1.5)]
+    tolerance: f64,
+    /// Write the ratios as a baseline
+    #[arg(long, value_name = "FILE")]
+    write_baseline: Option<PathBuf>,
 }
 
-impl Rate {
-    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
-    fn gigabytes_a_second(&self) -> f64 {
-        self.bytes as f64 / self.took.as_secs_f64() / 1e9
+const EXAMPLES: &str = "\
+Examples:
+  load                                                         every format at 256 MiB
+  load --formats safetensors --sizes 64MiB,256MiB,1GiB,4GiB    growth with size
+  load --formats safetensors --encodings keep,f16,int8,int4    encodings
+  load --formats safetensors --tensors small --sizes 1GiB      many small tensors
+  load --check tests/load/baseline.json                        ratios beside the stored ones";
+
+/// Whether a write counts only once it lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Sync {
+    On,
+    Off,
+}
+
+fn encoding(name: &str) -> Result<Encoding, String> {
+    Encoding::from_name(name).ok_or_else(|| {
+        let names: Vec<_> = Encoding::ALL.iter().map(|encoding| encoding.as_str()).collect();
+        format!("there are {}", names.join(", "))
+    })
+}
+
+fn main() -> Result<ExitCode, Failure> {
+    let options = Options::parse();
+    if let Some(folder) = &options.make {
+        return make(folder, &options);
     }
-}
-
-#[expect(clippy::print_stdout, reason = "its output is its purpose")]
-fn main() -> Result<(), Box<dyn Error>> {
-    let gib = gib()?;
-    let folder = tempfile::tempdir_in(".")?;
-    let checkpoint = folder.path().join("model.safetensors");
-    let bytes = gib << 30;
-    let rows = usize::try_from(bytes)? / (TABLES * WIDTH * 4);
-    println!("writing {gib} GiB: {TABLES} tables of {rows} x {WIDTH} F32");
-    synthetic(&checkpoint, TABLES, rows, WIDTH);
-    let read = read(&checkpoint)?;
-    println!("| what | input GB/s | seconds | peak MiB |\n|---|---|---|---|");
-    row("read the file, one thread, page cache", &read, None);
-    row("memcpy, one thread", &memcpy(bytes), None);
-    row("BLAKE3, one thread", &blake3(bytes), None);
-    row("durable write, 8 MiB files, one thread", &durable_write(folder.path(), bytes / 4)?, None);
-    for threads in ["1", "all"] {
-        let store = folder.path().join(format!("store-{threads}"));
-        let (publish, peak) = run(&mut publish(&checkpoint, &store, threads), bytes)?;
-        row(&format!("publish, default policy, threads: {threads}"), &publish, Some(peak));
+    let binary = binary(&options)?;
+    let mut syncs = options.sync.clone();
+    if syncs.contains(&Sync::Off) && !runs::knows_no_sync(&binary)? {
+        syncs.retain(|&sync| sync == Sync::On);
+        report::note("this weighbridge has no --no-sync: rows without durability are left out");
     }
-    let store = folder.path().join("store-all");
-    let (again, peak) = run(&mut publish(&checkpoint, &store, "all"), bytes)?;
-    row("publish again, nothing new", &again, Some(peak));
-    let stored = bytes / 4 / u64::try_from(WIDTH)? * u64::try_from(WIDTH + 8)?;
-    let mut fetch = Command::new(binary()?);
-    fetch
-        .args(["fetch", "m", "--json", "--into"])
-        .arg(folder.path().join("served"))
-        .arg("--store")
-        .arg(&store);
-    let (fetched, peak) = run(&mut fetch, stored)?;
-    row("fetch (GB/s of the snapshot)", &fetched, Some(peak));
-    Ok(())
-}
-
-fn gib() -> Result<u64, Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
-    match (arguments.next().as_deref(), arguments.next()) {
-        (None, _) => Ok(4),
-        (Some("--gib"), Some(gib)) => Ok(gib.parse()?),
-        _ => Err("usage: load [--gib N]".into()),
-    }
-}
-
-fn binary() -> Result<PathBuf, Box<dyn Error>> {
-    let binary = std::env::current_exe()?.with_file_name("weighbridge");
-    if binary.is_file() {
-        return Ok(binary);
-    }
-    Err(format!("{} is not there; run `cargo build --release` first", binary.display()).into())
-}
-
-fn publish(checkpoint: &Path, store: &Path, threads: &str) -> Command {
-    let mut command = Command::new(binary().unwrap_or_default());
-    command.arg("publish").arg(checkpoint).args(["--model", "m", "--json", "--store"]).arg(store);
-    if threads != "all" {
-        command.args(["--threads", threads]);
-    }
-    command
-}
-
-fn run(command: &mut Command, bytes: u64) -> Result<(Rate, u64), Box<dyn Error>> {
-    let started = Instant::now();
-    let (status, peak) = peak_memory(command)?;
-    let took = started.elapsed();
-    if status.success() {
-        Ok((Rate { bytes, took }, peak))
-    } else {
-        Err(format!("{command:?}: {status}").into())
-    }
-}
-
-#[expect(clippy::print_stdout, reason = "its output is its purpose")]
-fn row(what: &str, rate: &Rate, peak: Option<u64>) {
-    let peak = peak.map_or_else(|| "-".to_owned(), |peak| (peak >> 20).to_string());
-    println!("| {what} | {:.2} | {:.2} | {peak} |", rate.gigabytes_a_second(), rate.took.as_secs_f64());
-}
-
-fn read(path: &Path) -> Result<Rate, Box<dyn Error>> {
-    let mut buffer = vec![0; BLOCK];
-    let (started, mut bytes, mut file) = (Instant::now(), 0, File::open(path)?);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(Rate { bytes, took: started.elapsed() }),
-            read => bytes += black_box(&buffer[..read]).len() as u64,
+    let mut cases = Vec::new();
+    for &encoding in &options.encodings {
+        for &threads in &options.threads {
+            cases.extend(syncs.iter().map(|&sync| Case { encoding, threads, sync }));
         }
     }
+    let folder = tempfile::Builder::new().prefix("load-").tempdir_in(&options.folder)?;
+    let mut machine = rates::Machine::new(folder.path())?;
+    let mut measured = runs::Measured::default();
+    for (format, tensors, size) in checkpoints(&options) {
+        let checkpoint = checkpoints::make(folder.path(), format, tensors, size)?;
+        report::note(&format!("{}: {} rounds", checkpoint.label, options.runs));
+        runs::measure(&binary, &checkpoint, &cases, options.runs, &mut machine, &mut measured)?;
+        checkpoint.remove()?;
+    }
+    report::print(&measured);
+    let ratios = report::ratios(&measured);
+    if let Some(path) = &options.write_baseline {
+        check::write(path, &ratios)?;
+    }
+    match &options.check {
+        Some(path) if !check::compare(path, &ratios, options.tolerance)? => Ok(ExitCode::FAILURE),
+        _ => Ok(ExitCode::SUCCESS),
+    }
 }
 
-/// Over 256 MiB again and again, so that no cache holds it.
-fn memcpy(bytes: u64) -> Rate {
-    let from = vec![1u8; 256 << 20];
-    let mut to = vec![2u8; 256 << 20];
-    let rounds = bytes.div_ceil(from.len() as u64).max(1);
-    let started = Instant::now();
-    for _ in 0..rounds {
-        to.copy_from_slice(black_box(&from));
-        black_box(&mut to);
+/// Every combination of format, tensors and size.
+fn checkpoints(options: &Options) -> Vec<(Format, Tensors, Size)> {
+    let mut combinations = Vec::new();
+    for &tensors in &options.tensors {
+        for &size in &options.sizes {
+            combinations.extend(options.formats.iter().map(|&format| (format, tensors, size)));
+        }
     }
-    Rate { bytes: rounds * from.len() as u64, took: started.elapsed() }
+    combinations
 }
 
-fn blake3(bytes: u64) -> Rate {
-    let from = vec![1u8; 256 << 20];
-    let rounds = bytes.div_ceil(from.len() as u64).max(1);
-    let started = Instant::now();
-    for _ in 0..rounds {
-        black_box(::blake3::hash(black_box(&from)));
+/// Writes the checkpoints, and says where each is.
+fn make(folder: &Path, options: &Options) -> Result<ExitCode, Failure> {
+    for (number, (format, tensors, size)) in checkpoints(options).into_iter().enumerate() {
+        let folder = folder.join(number.to_string());
+        std::fs::create_dir_all(&folder)?;
+        let checkpoint = checkpoints::make(&folder, format, tensors, size)?;
+        report::note(&format!("{}: {}", checkpoint.path.display(), checkpoint.label));
     }
-    Rate { bytes: rounds * from.len() as u64, took: started.elapsed() }
+    Ok(ExitCode::SUCCESS)
 }
 
-fn durable_write(folder: &Path, bytes: u64) -> Result<Rate, Box<dyn Error>> {
-    let folder = folder.join("written");
-    fs::create_dir(&folder)?;
-    let block = vec![3u8; BLOCK];
-    let files = bytes.div_ceil(BLOCK as u64).clamp(1, 64);
-    let started = Instant::now();
-    for n in 0..files {
-        let mut file = File::create(folder.join(n.to_string()))?;
-        file.write_all(&block)?;
-        file.sync_all()?;
-        File::open(&folder)?.sync_all()?;
+fn binary(options: &Options) -> Result<PathBuf, Failure> {
+    let beside = std::env::current_exe()?.with_file_name("weighbridge");
+    let binary = options.binary.clone().unwrap_or(beside);
+    // Runs start in another folder.
+    let found = std::path::absolute(&binary)?;
+    if found.is_file() {
+        return Ok(found);
     }
-    let rate = Rate { bytes: files * BLOCK as u64, took: started.elapsed() };
-    fs::remove_dir_all(folder)?;
-    Ok(rate)
+    Err(format!("{} is not there; run `cargo build --release --workspace` first", found.display()).into())
 }

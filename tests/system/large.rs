@@ -8,7 +8,8 @@ use serde_json::Value;
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form};
 use weighbridge_tests::peak_memory;
-use weighbridge_tests::torch::{SparseTable, distributed, state_dict};
+use weighbridge_tests::tables::{Cut, Table, Values};
+use weighbridge_tests::torch::{distributed, state_dict};
 
 use crate::binary::Store;
 
@@ -22,10 +23,15 @@ const MEMORY: u64 = 256;
 const VALUES: [(u64, u64, f32); 4] =
     [(0, 0, 1.0), (8_388_607, 127, 2.0), (8_388_608, 0, 3.0), (ROWS - 1, 127, 4.0)];
 
-const TABLES: [SparseTable<'_>; 2] = [
-    SparseTable { name: "ebc.embedding_bags.t.weight", rows: ROWS, width: WIDTH, values: &VALUES },
+const TABLES: [Table<'_>; 2] = [
+    Table { name: "ebc.embedding_bags.t.weight", rows: ROWS, width: WIDTH, values: Values::Sparse(&VALUES) },
     // Behind the large one: its place needs more than 32 bits.
-    SparseTable { name: "ebc.embedding_bags.u.weight", rows: 3, width: WIDTH, values: &[(2, 5, 5.0)] },
+    Table {
+        name: "ebc.embedding_bags.u.weight",
+        rows: 3,
+        width: WIDTH,
+        values: Values::Sparse(&[(2, 5, 5.0)]),
+    },
 ];
 
 /// Whether the disk has room for what a fetch of such a snapshot writes.
@@ -46,17 +52,18 @@ fn check(store: &Store, checkpoint: &Path) {
     assert!(peak < MEMORY << 20, "{peak}");
     store.fetch("m").succeeded();
     for table in TABLES {
+        let Values::Sparse(values) = table.values else { continue };
         let [row_bytes, width] = [WIDTH + 8, WIDTH].map(|size| usize::try_from(size).unwrap());
         let (file, begin, rows) = find(&store.served().join("current"), table.name);
         assert_eq!(rows, table.rows);
-        let looked_at = table.values.iter().map(|&(row, ..)| row).chain([1, table.rows / 3]);
+        let looked_at = values.iter().map(|&(row, ..)| row).chain([1, table.rows / 3]);
         for row in looked_at {
             let mut encoded = vec![0; row_bytes];
             file.read_exact_at(&mut encoded, begin + row * (WIDTH + 8)).unwrap();
             let mut decoded = vec![0.0; width];
             assert!(Form::plain(Encoding::Int8Sbf32).decode_row(Dtype::F32, &encoded, &mut decoded));
             let mut expected = vec![0.0; width];
-            for &(_, column, value) in table.values.iter().filter(|&&(there, ..)| there == row) {
+            for &(_, column, value) in values.iter().filter(|&&(there, ..)| there == row) {
                 expected[usize::try_from(column).unwrap()] = value;
             }
             assert_eq!(decoded, expected, "{} row {row}", table.name);
@@ -106,7 +113,7 @@ fn an_item_of_6_gib_in_a_distributed_checkpoint_is_published_right_in_bounded_me
     if has_room(store.folder.path()) {
         let folder = store.folder.path().join("checkpoint");
         std::fs::create_dir(&folder).unwrap();
-        distributed(&folder, &TABLES).unwrap();
+        distributed(&folder, &TABLES, Cut::Rows(1)).unwrap();
         check(&store, &folder);
     }
 }

@@ -30,5 +30,6 @@ mod outside;
 mod races;
 mod remote;
 mod servers;
+mod synthetic;
 mod torch_save;
 mod transforms;
