@@ -15,8 +15,8 @@
 //! 4. **In a tensor** the blocks' sums are added one by one, in the order of the blocks ([`Statistics::merge`]).
 //!
 //! A row is *plain* if its elements came in binary32 or less, are all finite and decode to something finite, and the
-//! largest magnitude is 0 or from 2^-40 to 2^50: so binary32 holds all squares, and a sum of 64 of them is right to six
-//! digits. An error is the element minus what it decodes to. Every operation is rounded once, with no fused
+//! largest magnitude is 0 or from 2^-40 to 2^50, and if the sums so made are finite: so binary32 holds all squares, and a
+//! sum of 64 of them is right to six digits. An error is the element minus what it decodes to. Every operation is rounded once, with no fused
 //! multiply-add. The largest error of a plain row is the root of its largest square, which is the error itself unless that
 //! is below 2^-63. So the sums depend on where blocks begin, but not on how a block's rows are handed over. Minimum,
 //! maximum and the largest error depend on no order; of equally large errors the first row is named.
@@ -528,7 +528,9 @@ mod tests {
             let largest = row.iter().fold(0.0, |largest, value| value.abs().max(largest));
             let finite = row.iter().chain(decoded).all(|value| value.is_finite());
             let plain = finite && (largest == 0.0 || (2f32.powi(-40)..=2f32.powi(50)).contains(&largest));
-            let sums = if plain { plain_row(row, decoded) } else { odd_row(row, decoded) };
+            let sums = Some(plain_row(row, decoded))
+                .filter(|sums| plain && sums.as_flattened().iter().all(|s| s.is_finite()));
+            let sums = sums.unwrap_or_else(|| odd_row(row, decoded));
             for (sum, more) in block.iter_mut().flatten().zip(sums.iter().flatten()) {
                 *sum += more;
             }
