@@ -14,12 +14,14 @@
 //!    of the rows. The block's sum is `(s0 + s2) + (s1 + s3)`.
 //! 4. **In a tensor** the blocks' sums are added one by one, in the order of the blocks ([`Statistics::merge`]).
 //!
-//! A row is *plain* if its elements came in binary32 or less, are all finite and decode to something finite, and the
-//! largest magnitude is 0 or from 2^-40 to 2^50, and if the sums so made are finite: so binary32 holds all squares, and a
-//! sum of 64 of them is right to six digits. An error is the element minus what it decodes to. Every operation is rounded once, with no fused
-//! multiply-add. The largest error of a plain row is the root of its largest square, which is the error itself unless that
-//! is below 2^-63. So the sums depend on where blocks begin, but not on how a block's rows are handed over. Minimum,
-//! maximum and the largest error depend on no order; of equally large errors the first row is named.
+//! A row is *plain* if its elements are binary32 (those kept in binary64 are not), all finite and decode to something
+//! finite, if the largest magnitude is 0 or from 2^-40 to 2^50, and if the sums so made are finite. So binary32 holds the
+//! squares, and a sum of 64 of them is right to six digits. An error is the element minus what it decodes to. Every
+//! operation is rounded once, with no fused multiply-add. The largest error of a plain row is the root of its largest
+//! square, which is the error itself unless that is below 2^-63.
+//!
+//! So the sums depend on where blocks begin, but not on how a block's rows are handed over. Minimum, maximum and the
+//! largest error depend on no order; of equally large errors the first row is named.
 //!
 //! **What counts.** Minimum, maximum and squares are those of the finite elements. Errors are taken over the
 //! elements that are finite in the source and decode to something finite. A row with a NaN or an infinity is a
