@@ -30,6 +30,9 @@ pub struct Config {
     pub memory: Option<String>,
     /// Threads that read and encode; default: all cores. Variable `WEIGHBRIDGE_THREADS`.
     pub threads: Option<usize>,
+    /// Whether `publish` and `fetch` leave it to the system when what they write gets to the disk, so that a crash of
+    /// the machine may lose or damage what was written last; default: false. Variable `WEIGHBRIDGE_NO_SYNC`.
+    pub no_sync: Option<bool>,
 }
 
 impl Config {
