@@ -32,8 +32,8 @@ pub(crate) fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result
     Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
 }
 
-/// Bids the system start writing these bytes of `file` to disk, and waits for nothing. Where it cannot, they are written
-/// at the next sync.
+/// Bids the system start writing these bytes of `file` to disk, and waits for nothing. Where it cannot, they are
+/// written at the next sync.
 pub(crate) fn start_writing(file: &File, offset: u64, bytes: usize) {
     let (Ok(offset), Ok(bytes)) = (offset.try_into(), bytes.try_into()) else { return };
     // SAFETY: the call is given a descriptor, which `file` keeps open, and numbers; it touches no memory of ours.

@@ -184,9 +184,9 @@ pub struct MemoryOption {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Disk")]
 pub struct SyncOption {
-    /// Do not wait until what is written is on the disk. It is faster, and safe from a crash of this process; but if the
-    /// machine crashes or loses power within the next minutes, what was written last may be lost or damaged, and has to
-    /// be made again [default: false].
+    /// Do not wait until what is written is on the disk. It is faster, and safe from a crash of this process; but if
+    /// the machine crashes or loses power within the next minutes, what was written last may be lost or damaged, and
+    /// has to be made again [default: false].
     #[arg(long, env = "WEIGHBRIDGE_NO_SYNC", value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     no_sync: Option<String>,
