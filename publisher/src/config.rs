@@ -30,6 +30,9 @@ pub struct Config {
     pub memory: Option<String>,
     /// Threads that read and encode; default: all cores. Variable `WEIGHBRIDGE_THREADS`.
     pub threads: Option<usize>,
+    /// Whether `publish` and `fetch` leave it to the system when what they write gets to the disk, so that a crash of
+    /// the machine may lose or damage what was written last; default: false. Variable `WEIGHBRIDGE_NO_SYNC`.
+    pub no_sync: Option<bool>,
 }
 
 impl Config {
@@ -140,9 +143,10 @@ mod tests {
     #[test]
     fn unknown_fields_and_bad_values_are_refused_with_their_line() {
         assert_eq!(Config::parse("store = 'x'\nthreads = 2").unwrap().threads, Some(2));
+        assert_eq!(Config::parse("no_sync = true").unwrap().no_sync, Some(true));
         let error = Config::parse("store = 'x'\nstoer = 'y'").unwrap_err();
         assert!(error.message.contains("line 2") && error.message.contains("stoer"), "{error}");
-        for text in ["store = 's3://x'", "memory = 'lots'", "memory = '1MiB'", "threads = 0"] {
+        for text in ["store = 's3://x'", "memory = 'lots'", "memory = '1MiB'", "threads = 0", "no_sync = 1"] {
             assert!(Config::parse(text).is_err(), "{text}");
         }
         assert!(!error.message.contains('\n'));

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`layout`] | the one file that spells object keys |
 //! | [`root`] | from a URL to a store |
+//! | `local`, `disk` | how objects get into a folder, and onto the disk |
 //! | [`chunk`] | where tables are cut; chunks written and read, always verified |
 //! | [`files`] | how tensors are laid out in a snapshot's safetensors files |
 //! | [`manifest`] | snapshot manifests and validation reports in the store |
@@ -21,10 +22,12 @@
 pub mod catalog;
 pub mod channel;
 pub mod chunk;
+mod disk;
 pub mod error;
 pub mod fetch;
 pub mod files;
 pub mod layout;
+mod local;
 pub mod manifest;
 pub mod reference;
 pub mod root;

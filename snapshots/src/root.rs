@@ -1,20 +1,23 @@
 //! From a URL to a store: `file://` and plain paths. Writes to a local store are synced to disk before they count.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 
+pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
+use crate::local::Local;
 
 /// A store's root.
 #[derive(Debug, Clone)]
 pub struct Root {
     store: Arc<dyn ObjectStore>,
-    folder: PathBuf,
+    local: Arc<Local>,
 }
 
 /// Whether a store that is not there yet is made.
@@ -36,11 +39,19 @@ pub enum Put {
 }
 
 impl Root {
+    /// Opens the store at `location`: a path, or a `file://` URL. What is put there is synced to disk.
+    ///
+    /// # Errors
+    /// As [`Self::open_with`].
+    pub fn open(location: &str, absent: Absent) -> Result<Self> {
+        Self::open_with(location, absent, Durability::Synced)
+    }
+
     /// Opens the store at `location`: a path, or a `file://` URL.
     ///
     /// # Errors
     /// [`Class::BadLocation`], [`Class::NotFound`] where it is absent and `absent` refuses, [`Class::ReadOnly`].
-    pub fn open(location: &str, absent: Absent) -> Result<Self> {
+    pub fn open_with(location: &str, absent: Absent, durability: Durability) -> Result<Self> {
         let path = local_path(location)?;
         let shown = path.display();
         if absent == Absent::Create {
@@ -57,7 +68,8 @@ impl Root {
         }
         let store =
             LocalFileSystem::new_with_prefix(&path).map_err(|error| StoreError::store(&shown, &error))?;
-        Ok(Self { store: Arc::new(store.with_fsync(true)), folder: path })
+        let store = Arc::new(store.with_fsync(durability == Durability::Synced));
+        Ok(Self { store, local: Arc::new(Local::new(path, durability)) })
     }
 
     /// The store.
@@ -69,40 +81,48 @@ impl Root {
     /// The folder of this machine that the store lies in.
     #[must_use]
     pub fn folder(&self) -> &Path {
-        &self.folder
+        self.local.folder()
     }
 
-    /// Refuses a key whose path has a link in it: a link below the root may lead out of the store, and a store is
-    /// nobody's to redirect.
-    fn check_links(&self, key: &Key) -> Result<()> {
-        let mut path = self.folder.clone();
-        for part in key.parts() {
-            path.push(part.as_ref());
-            match std::fs::symlink_metadata(&path) {
-                Ok(found) if found.is_symlink() => {
-                    let why = "it is a link, which a store does not follow; put what it points at in its place, \
-                               or link the store's root as a whole";
-                    return Err(StoreError::new(Class::Refused, path.display(), why));
-                }
-                Ok(_) => {}
-                // What is not there, or cannot be looked at, is the operation's own to tell.
-                Err(_) => return Ok(()),
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes `bytes` under `key` if nothing is there yet. Durable when it returns.
+    /// Writes `bytes` under `key` if nothing is there yet. Durable when it returns; and everything that was put before
+    /// is on the disk before its name appears.
     ///
     /// # Errors
     /// [`StoreError`] where the store fails; an object that is there already is no error.
     pub async fn put_if_absent(&self, key: &Key, bytes: Bytes) -> Result<Put> {
-        self.check_links(key)?;
-        match self.store.put_opts(key, PutPayload::from_bytes(bytes), PutMode::Create.into()).await {
-            Ok(_) => Ok(Put::Written),
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(Put::Present),
-            Err(error) => Err(StoreError::store(key, &error)),
-        }
+        let (local, key) = (Arc::clone(&self.local), key.clone());
+        apart("writing", move || {
+            local.settle()?;
+            let put = local.put(&key, &bytes)?;
+            local.settle()?;
+            Ok(put)
+        })
+        .await
+    }
+
+    /// Writes `bytes` under `key` if nothing is there yet, on this thread. The bytes are on the disk when it returns;
+    /// their name is before the next [`Self::put_if_absent`] puts anything.
+    ///
+    /// # Errors
+    /// As [`Self::put_if_absent`].
+    pub(crate) fn put_ahead(&self, key: &Key, bytes: &[u8]) -> Result<Put> {
+        self.local.put(key, bytes)
+    }
+
+    /// Whether the object under `key` is `bytes`, read on this thread. If it is, it is on the disk.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub(crate) fn holds(&self, key: &Key, bytes: &[u8]) -> Result<bool> {
+        self.local.holds(key, bytes)
+    }
+
+    /// Opens the object under `key`, on this thread; `None` where nothing is there.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub(crate) fn open_object(&self, key: &Key) -> Result<Option<File>> {
+        self.local.open(key)
     }
 
     /// Writes `bytes` under `key`, whatever is there. For advice only.
@@ -110,7 +130,7 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn put_advice(&self, key: &Key, bytes: Bytes) -> Result<()> {
-        self.check_links(key)?;
+        self.local.path(key)?;
         let put = self.store.put(key, PutPayload::from_bytes(bytes)).await;
         put.map(drop).map_err(|error| StoreError::store(key, &error))
     }
@@ -120,7 +140,7 @@ impl Root {
     /// # Errors
     /// [`Class::Integrity`] where the object is larger than `limit` bytes; else as the store fails.
     pub async fn get(&self, key: &Key, limit: usize) -> Result<Option<Bytes>> {
-        self.check_links(key)?;
+        self.local.path(key)?;
         let found = match self.store.get(key).await {
             Ok(found) => found,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -138,13 +158,22 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn size(&self, key: &Key) -> Result<Option<u64>> {
-        self.check_links(key)?;
+        self.local.path(key)?;
         match self.store.head(key).await {
             Ok(found) => Ok(Some(found.size)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(StoreError::store(key, &error)),
         }
     }
+}
+
+/// Does what takes long off the I/O threads.
+pub(crate) async fn apart<T: Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| StoreError::new(Class::Unreachable, what, error.to_string()))?
 }
 
 /// Checks that `location` can name a store, without looking for one.

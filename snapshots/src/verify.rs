@@ -191,7 +191,7 @@ async fn check_chunks(
     progress: Progress<'_>,
 ) -> Result<()> {
     let reads = futures::stream::iter(chunks)
-        .map(|(id, size)| async move { (size, chunk::get(root, model, Chunk { id, size }).await) });
+        .map(|(id, size)| async move { (size, chunk::check(root, model, Chunk { id, size }).await) });
     let mut reads = reads.buffer_unordered(CONCURRENCY);
     while let Some((size, read)) = reads.next().await {
         verified.note(read)?;

@@ -234,6 +234,27 @@ fn completions_are_written_for_every_shell() {
 
 /// Every flag and word of `--help`, so that none changes unseen. `UPDATE_HELP=1` writes the file anew.
 #[test]
+fn without_syncing_the_same_is_published_and_fetched() {
+    let synced = Store::new().publish(&torchrec(), &[]).succeeded();
+    let store = Store::new();
+    let published = store.publish(&torchrec(), &["--no-sync"]).succeeded();
+    assert_eq!(published["snapshot"], synced["snapshot"]);
+    let mut fetch = store.fetch_command("m");
+    let fetched = ended(fetch.env("WEIGHBRIDGE_NO_SYNC", "true").output().unwrap()).succeeded();
+    assert_eq!(fetched["snapshot"], synced["snapshot"]);
+    store.run(["verify"]).succeeded();
+    let again = store.publish(&torchrec(), &["--no-sync=false"]).succeeded();
+    assert_eq!((&again["outcome"], &again["bytes_stored"]), (&Value::from("unchanged"), &Value::from(0)));
+
+    let wrong = store.publish(&torchrec(), &["--no-sync=perhaps"]);
+    assert_eq!(wrong.failed(2), "usage");
+    assert!(wrong.stderr.contains("neither true nor false"), "{wrong:?}");
+    let mut variable = store.publish_command(&torchrec(), &[]);
+    let unset = ended(variable.env("WEIGHBRIDGE_NO_SYNC", "").output().unwrap());
+    assert_eq!(unset.succeeded()["outcome"], "unchanged");
+}
+
+#[test]
 fn the_command_line_is_what_the_reference_says() {
     let mut text =
         String::from("# The command line\n\nWhat `--help` prints, command by command; checked by a test.\n");

@@ -12,11 +12,13 @@ use weighbridge_snapshots::root::Absent;
 
 use super::bar::Bar;
 use super::output::bytes;
-use super::{BudgetOptions, Context, default_channel};
+use super::{BudgetOptions, Context, SyncOption, default_channel};
 use crate::error::Result;
 
-/// The memory that one chunk on its way takes at most, in bytes: as limits::LARGEST_CHUNK_BYTES, seldom over a quarter.
-const CHUNK_MEMORY: u64 = 32 << 20;
+/// The memory that one chunk on its way takes, in bytes: a buffer, and its thread's stack.
+const CHUNK_MEMORY: u64 = 512 << 10;
+/// The memory that everything else takes: code, the manifest.
+const PROCESS_MEMORY: u64 = 96 << 20;
 
 /// Fetch a snapshot into a folder, verify it, and swap to it.
 ///
@@ -32,6 +34,8 @@ pub(super) struct Fetch {
     into: PathBuf,
     #[command(flatten)]
     budget: BudgetOptions,
+    #[command(flatten)]
+    sync: SyncOption,
 }
 
 impl Fetch {
@@ -40,8 +44,9 @@ impl Fetch {
         let budget = context.budget(&self.budget)?;
         let root = context.root(Absent::Refuse)?;
         let (model, id) = Reference::locate(&self.reference, &root, &default_channel()).await?;
-        let folder = Folder::open(&self.into)?;
-        let chunks = usize::try_from(budget.memory / CHUNK_MEMORY).unwrap_or(1);
+        let folder = Folder::open(&self.into, context.durability(&self.sync)?)?;
+        let chunks =
+            usize::try_from(budget.memory.saturating_sub(PROCESS_MEMORY) / CHUNK_MEMORY).unwrap_or(1);
         let limits = Limits { chunks: chunks.min(budget.threads.saturating_mul(2)) };
         let bar = Bar::new("fetching", context.output.is_json());
         let fetched = fetch::fetch(&root, &model, &id, &folder, limits, &*bar).await;

@@ -30,7 +30,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use weighbridge_schemas::names::ChannelName;
 use weighbridge_snapshots::channel::{Operation, WHO_BYTES};
-use weighbridge_snapshots::root::{Absent, Root};
+use weighbridge_snapshots::root::{Absent, Durability, Root};
 
 use crate::clock;
 use crate::config::{Config, DEFAULT_MEMORY, DEFAULT_STORE, check_memory, check_threads};
@@ -109,8 +109,22 @@ pub struct Context {
 impl Context {
     /// The store's root.
     fn root(&self, absent: Absent) -> Result<Root> {
+        self.root_with(absent, Durability::Synced)
+    }
+
+    fn root_with(&self, absent: Absent, durability: Durability) -> Result<Root> {
         let named = given(self.global.store.as_ref()).or(self.config.store.as_deref());
-        Ok(Root::open(named.unwrap_or(DEFAULT_STORE), absent)?)
+        Ok(Root::open_with(named.unwrap_or(DEFAULT_STORE), absent, durability)?)
+    }
+
+    fn durability(&self, option: &SyncOption) -> Result<Durability> {
+        let no_sync = match given(option.no_sync.as_ref()) {
+            Some(text) => text
+                .parse()
+                .map_err(|_| Failure::usage(format!("--no-sync: {text:?} is neither true nor false")))?,
+            None => self.config.no_sync.unwrap_or(false),
+        };
+        Ok(if no_sync { Durability::Unsynced } else { Durability::Synced })
     }
 
     /// One operation on channels, by whoever runs this.
@@ -164,6 +178,18 @@ pub struct MemoryOption {
     /// Memory that the process may use, from 128MiB on [default: 512MiB].
     #[arg(long, env = "WEIGHBRIDGE_MEMORY", value_name = "SIZE")]
     memory: Option<String>,
+}
+
+/// Whether a command waits for the disk.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Disk")]
+pub struct SyncOption {
+    /// Do not wait until what is written is on the disk. It is faster, and safe from a crash of this process; but if
+    /// the machine crashes or loses power within the next minutes, what was written last may be lost or damaged, and
+    /// has to be made again [default: false].
+    #[arg(long, env = "WEIGHBRIDGE_NO_SYNC", value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "true")]
+    no_sync: Option<String>,
 }
 
 /// An option's value. A variable that is set to nothing counts as not set.

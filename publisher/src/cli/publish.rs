@@ -20,7 +20,7 @@ use weighbridge_snapshots::root::Absent;
 
 use super::bar::Bar;
 use super::output::{bytes, error_object, plain, short};
-use super::{BudgetOptions, Context, manifest};
+use super::{BudgetOptions, Context, SyncOption, manifest};
 use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
 use crate::job::{self, Outcome, Published, Request};
@@ -76,6 +76,8 @@ pub(super) struct Publish {
     format: Option<FormatOption>,
     #[command(flatten)]
     budget: BudgetOptions,
+    #[command(flatten)]
+    sync: SyncOption,
 }
 
 fn step(text: &str) -> std::result::Result<u64, String> {
@@ -117,7 +119,7 @@ impl Publish {
         let opened = tokio::task::spawn_blocking(move || Source::open_location(&location).map(drop)).await;
         let opened = opened.map_err(|error| Failure::internal("opening the checkpoint", error))?;
         opened.map_err(|error| failed(error.into()))?;
-        let root = context.root(Absent::Create)?;
+        let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
         let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
         let published = job::publish(&root, &request, budget, &bar).await;
         drop(bar);

@@ -1,9 +1,15 @@
 //! Chunks: runs of output bytes, named by their BLAKE3 hash.
 //!
-//! [`cut`] says where tables are cut; [`Builder`] collects and hashes a chunk while it is made; [`put`] and [`get`]
-//! move it to and from the store. A chunk is never overwritten, and never used before its hash has been checked.
+//! [`cut`] says where tables are cut; [`Builder`] collects and hashes a chunk while it is made, in a buffer of
+//! [`Pool`]; [`put`] and [`check`] store it and look whether it is right. A chunk is never overwritten, and nothing of it counts
+//! before its hash has been checked.
 
 pub mod cut;
+mod pool;
+
+use std::fmt::Display;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
 
@@ -13,86 +19,136 @@ use weighbridge_schemas::snapshot::Chunk;
 
 use crate::error::{Class, Result, StoreError};
 use crate::layout;
-use crate::root::{Put, Root};
+use crate::root::{Put, Root, apart};
+
+use pool::Lent;
+pub use pool::Pool;
+
+/// Bytes that are hashed at a time: a power of two, which BLAKE3 hashes fastest; and few enough to be in cache still
+/// when they are used again.
+const STEP_BYTES: usize = 256 << 10;
+/// A chunk in the making is hashed up to the last multiple of this; the rest follows.
+const HASHED_BYTES: usize = 64 << 10;
 
 /// A chunk in the making: its bytes, and their hash so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Builder {
-    bytes: Vec<u8>,
+    bytes: Lent,
     hashed: usize,
     hasher: blake3::Hasher,
 }
 
 impl Builder {
-    /// An empty chunk with room for `capacity` bytes.
+    /// An empty chunk, for which `pool` lends the buffer.
     #[must_use]
-    pub fn with_capacity(capacity: usize) -> Self {
-        Self { bytes: Vec::with_capacity(capacity), ..Self::default() }
+    pub fn new(pool: &Pool) -> Self {
+        Self { bytes: pool.lend(), hashed: 0, hasher: blake3::Hasher::new() }
     }
 
-    /// Appends by `write`, and hashes what it appended while that is still in cache. `write` must only append.
-    pub fn append<T>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-        let written = write(&mut self.bytes);
-        self.hasher.update(self.bytes.get(self.hashed..).unwrap_or_default());
-        self.hashed = self.bytes.len();
+    /// Appends the `length` bytes that `write` writes, and hashes them while they are still in cache. `write` is given
+    /// room that may hold anything, and has to write all of it.
+    pub fn append<T>(&mut self, length: usize, write: impl FnOnce(&mut [u8]) -> T) -> T {
+        let written = write(self.bytes.room(length));
+        self.hash_to(self.bytes.as_ref().len() & !(HASHED_BYTES - 1));
         written
     }
 
-    /// The chunk's entry for a manifest, and its bytes.
+    /// The chunk's entry for a manifest, and its bytes, whose buffer goes back to its pool when they are dropped.
     #[must_use]
-    pub fn finish(self) -> (Chunk, Bytes) {
+    pub fn finish(mut self) -> (Chunk, Bytes) {
+        let length = self.bytes.as_ref().len();
+        self.hash_to(length);
         let id = ChunkId::from_bytes(*self.hasher.finalize().as_bytes());
-        (Chunk { id, size: self.bytes.len() as u64 }, Bytes::from(self.bytes))
+        (Chunk { id, size: length as u64 }, Bytes::from_owner(self.bytes))
+    }
+
+    fn hash_to(&mut self, end: usize) {
+        self.hasher.update(self.bytes.as_ref().get(self.hashed..end).unwrap_or_default());
+        self.hashed = end.max(self.hashed);
     }
 }
 
-/// Stores a chunk, unless it is there already; then what is there is read and compared.
+/// Stores a chunk, unless it is there already; then what is there is read and compared. Its bytes are on the disk when
+/// this returns; its name is before [`Root::put_if_absent`] puts anything.
 ///
 /// # Errors
 /// [`Class::Integrity`] where an object of that name and other content is there; else as the store fails.
 pub async fn put(root: &Root, model: &ModelName, chunk: Chunk, bytes: Bytes) -> Result<Put> {
-    let key = layout::chunk(model, &chunk.id);
-    if root.size(&key).await?.is_none() && root.put_if_absent(&key, bytes.clone()).await? == Put::Written {
-        return Ok(Put::Written);
-    }
-    let limit = usize::try_from(chunk.size).unwrap_or(usize::MAX);
-    if root.get(&key, limit).await?.is_some_and(|there| there == bytes) {
-        return Ok(Put::Present);
-    }
-    let why = "the stored chunk does not hold what its name says; move it away and publish again";
-    Err(StoreError::new(Class::Integrity, key, why))
+    let (root, key) = (root.clone(), layout::chunk(model, &chunk.id));
+    let put = move || {
+        if root.put_ahead(&key, &bytes)? == Put::Written {
+            return Ok(Put::Written);
+        }
+        if root.holds(&key, &bytes)? {
+            return Ok(Put::Present);
+        }
+        let why = "the stored chunk does not hold what its name says; move it away and publish again";
+        Err(StoreError::new(Class::Integrity, key, why))
+    };
+    apart("writing", put).await
 }
 
 /// Reads a chunk and checks its hash.
 ///
 /// # Errors
-/// [`Class::Integrity`] where it is absent, or is not what its name says; else as the store fails.
-pub async fn get(root: &Root, model: &ModelName, chunk: Chunk) -> Result<Bytes> {
+/// As [`read`].
+pub async fn check(root: &Root, model: &ModelName, chunk: Chunk) -> Result<()> {
+    let (root, model) = (root.clone(), model.clone());
+    apart("reading", move || read(&root, &model, chunk, |_, _| Ok(()))).await
+}
+
+/// Reads a chunk on this thread, hands each of its runs and where it begins to `take`, and checks the hash of all. What
+/// `take` was given is right only if this succeeds.
+///
+/// # Errors
+/// [`Class::Integrity`] where it is absent, or is not what its name says; else as the store or `take` fails.
+pub(crate) fn read(
+    root: &Root,
+    model: &ModelName,
+    chunk: Chunk,
+    take: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
     let key = layout::chunk(model, &chunk.id);
-    let limit = usize::try_from(chunk.size).unwrap_or(usize::MAX);
-    let Some(bytes) = root.get(&key, limit).await? else {
+    let Some(file) = root.open_object(&key)? else {
         return Err(StoreError::new(Class::Integrity, key, "the chunk is missing from the store"));
     };
-    let (bytes, right) = hash_apart(bytes, chunk).await?;
-    if right {
-        return Ok(bytes);
+    let size = file.metadata().map_err(|error| StoreError::io(&key, &error))?.len();
+    if size != chunk.size {
+        let why = format!("it has {size} bytes, where {} are right", chunk.size);
+        return Err(StoreError::new(Class::Integrity, key, why));
+    }
+    if walk(&file, 0, chunk, &key, take)? {
+        return Ok(());
     }
     Err(StoreError::new(Class::Integrity, key, "the chunk's bytes do not have the hash that is its name"))
 }
 
-/// Whether `bytes` are the chunk's.
-#[must_use]
-pub fn is_chunk(bytes: &[u8], chunk: Chunk) -> bool {
-    bytes.len() as u64 == chunk.size && ChunkId::of(bytes) == chunk.id
+/// Whether `file` holds the chunk at `offset`; read on this thread.
+pub(crate) fn is_at(file: &File, offset: u64, chunk: Chunk) -> Result<bool> {
+    walk(file, offset, chunk, &chunk.id, |_, _| Ok(()))
 }
 
-/// Hashes off the I/O threads: 8 MiB take milliseconds.
-async fn hash_apart(bytes: Bytes, chunk: Chunk) -> Result<(Bytes, bool)> {
-    let hashed = tokio::task::spawn_blocking(move || {
-        let right = is_chunk(&bytes, chunk);
-        (bytes, right)
-    });
-    hashed.await.map_err(|error| StoreError::new(Class::Unreachable, "hashing", error.to_string()))
+/// Hands the chunk's place in `file` to `take`, run by run, and says whether it has the chunk's hash.
+fn walk(
+    file: &File,
+    offset: u64,
+    chunk: Chunk,
+    object: &impl Display,
+    mut take: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<bool> {
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; usize::try_from(chunk.size).map_or(STEP_BYTES, |size| size.min(STEP_BYTES))];
+    let mut done = 0;
+    while done < chunk.size {
+        let left = usize::try_from(chunk.size - done).unwrap_or(usize::MAX);
+        buffer.truncate(left);
+        let read = file.read_exact_at(&mut buffer, offset.saturating_add(done));
+        read.map_err(|error| StoreError::io(object, &error))?;
+        hasher.update(&buffer);
+        take(done, &buffer)?;
+        done += buffer.len() as u64;
+    }
+    Ok(ChunkId::from_bytes(*hasher.finalize().as_bytes()) == chunk.id)
 }
 
 #[cfg(test)]
@@ -105,22 +161,53 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let root = Root::open(folder.path().to_str().unwrap(), Absent::Refuse).unwrap();
         let model = "m".parse().unwrap();
-        let mut builder = Builder::with_capacity(4);
-        builder.append(|bytes| bytes.extend(b"ro"));
-        builder.append(|bytes| bytes.extend(b"ws"));
-        let (chunk, bytes) = builder.finish();
+        let (chunk, bytes) = built(&[b"ro", b"ws"]);
         assert_eq!(chunk, Chunk { id: ChunkId::of(b"rows"), size: 4 });
         assert_eq!(put(&root, &model, chunk, bytes.clone()).await.unwrap(), Put::Written);
         assert_eq!(put(&root, &model, chunk, bytes.clone()).await.unwrap(), Put::Present);
-        assert_eq!(get(&root, &model, chunk).await.unwrap(), bytes);
+        check(&root, &model, chunk).await.unwrap();
 
         let path = folder.path().join(layout::chunk(&model, &chunk.id).as_ref());
-        std::fs::write(&path, b"rowz").unwrap();
-        assert_eq!(get(&root, &model, chunk).await.unwrap_err().class(), Class::Integrity);
-        std::fs::write(&path, b"row").unwrap();
-        assert_eq!(get(&root, &model, chunk).await.unwrap_err().class(), Class::Integrity);
-        assert_eq!(put(&root, &model, chunk, bytes).await.unwrap_err().class(), Class::Integrity);
+        for wrong in ["rowz", "row", "rows "] {
+            std::fs::write(&path, wrong).unwrap();
+            assert_eq!(check(&root, &model, chunk).await.unwrap_err().class(), Class::Integrity);
+            let again = put(&root, &model, chunk, bytes.clone()).await;
+            assert_eq!(again.unwrap_err().class(), Class::Integrity);
+        }
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(get(&root, &model, chunk).await.unwrap_err().class(), Class::Integrity);
+        assert_eq!(check(&root, &model, chunk).await.unwrap_err().class(), Class::Integrity);
+    }
+
+    #[tokio::test]
+    async fn a_large_chunk_is_hashed_and_read_in_steps() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path().to_str().unwrap(), Absent::Refuse).unwrap();
+        let model = "m".parse().unwrap();
+        let rows: Vec<Vec<u8>> = (0..40u8).map(|n| vec![n; 20_011]).collect();
+        let (chunk, bytes) = built(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        assert_eq!(chunk, Chunk { id: ChunkId::of(&rows.concat()), size: 40 * 20_011 });
+        put(&root, &model, chunk, bytes).await.unwrap();
+        let mut taken = Vec::new();
+        let take = |offset, run: &[u8]| {
+            assert_eq!(offset, taken.len() as u64);
+            taken.extend_from_slice(run);
+            Ok(())
+        };
+        read(&root, &model, chunk, take).unwrap();
+        assert_eq!(taken, rows.concat());
+
+        let path = folder.path().join("beside");
+        std::fs::write(&path, [b"abc", taken.as_slice()].concat()).unwrap();
+        let file = File::open(&path).unwrap();
+        assert!(is_at(&file, 3, chunk).unwrap() && !is_at(&file, 2, chunk).unwrap());
+        assert!(is_at(&file, 4, chunk).is_err() && is_at(&file, u64::MAX, chunk).is_err());
+    }
+
+    fn built(runs: &[&[u8]]) -> (Chunk, Bytes) {
+        let mut builder = Builder::new(&Pool::new(16));
+        for run in runs {
+            builder.append(run.len(), |room| room.copy_from_slice(run));
+        }
+        builder.finish()
     }
 }

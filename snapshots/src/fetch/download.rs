@@ -1,35 +1,36 @@
-//! Chunks out of the store into a staging folder: several at once, each verified before it is written.
+//! Chunks out of the store into a staging folder: several at once, each read, hashed and written in one pass.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 
 use weighbridge_schemas::names::ModelName;
 
-use super::folder::open_regular;
 use super::plan::Piece;
 use super::{Limits, Progress};
 use crate::chunk;
+use crate::disk::{self, Durability, open_regular};
 use crate::error::{Class, Result, StoreError};
-use crate::root::Root;
+use crate::root::{Root, apart};
 
-/// Fetches the pieces into their files, which have their full sizes.
+/// Fetches the pieces into their files, which have their full sizes. If it fails, a file may hold bytes that are not
+/// right: [`super::plan::missing`] finds them, and nothing is taken from a staging folder unchecked.
 pub(super) async fn download(
     root: &Root,
     model: &ModelName,
     staging: &Path,
     pieces: Vec<Piece>,
+    durability: Durability,
     limits: Limits,
     progress: &dyn Progress,
 ) -> Result<()> {
     tracing::debug!(pieces = pieces.len(), staging = %staging.display(), "fetching");
     let fetches = futures::stream::iter(pieces).map(|piece| async move {
         let size = piece.chunk.size;
-        let bytes = get(root, model, &piece).await?;
-        apart(move || write(&piece, &bytes)).await?;
+        let (root, model) = (root.clone(), model.clone());
+        apart("fetching", move || fetch(&root, &model, &piece, durability)).await?;
         progress.advance(size);
         Ok(())
     });
@@ -37,22 +38,25 @@ pub(super) async fn download(
 }
 
 /// A chunk that comes out wrong is read once more: it may have been the way, not the store.
-async fn get(root: &Root, model: &ModelName, piece: &Piece) -> Result<Bytes> {
-    match chunk::get(root, model, piece.chunk).await {
+fn fetch(root: &Root, model: &ModelName, piece: &Piece, durability: Durability) -> Result<()> {
+    match copy(root, model, piece, durability) {
         Err(error) if error.class() == Class::Integrity => {
             tracing::info!(%error, "reading a chunk once more");
-            chunk::get(root, model, piece.chunk).await
+            copy(root, model, piece, durability)
         }
-        got => got,
+        copied => copied,
     }
 }
 
-fn write(piece: &Piece, bytes: &Bytes) -> Result<()> {
-    let write = || open_regular(&piece.file, File::options().write(true))?.write_all_at(bytes, piece.offset);
-    write().map_err(|error| StoreError::io(piece.file.display(), &error))
-}
-
-async fn apart(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| StoreError::new(Class::Unreachable, "writing", error.to_string()))?
+fn copy(root: &Root, model: &ModelName, piece: &Piece, durability: Durability) -> Result<()> {
+    let failed = |error| StoreError::io(piece.file.display(), &error);
+    let file = open_regular(&piece.file, File::options().write(true)).map_err(failed)?;
+    chunk::read(root, model, piece.chunk, |offset, bytes| {
+        let offset = piece.offset + offset;
+        file.write_all_at(bytes, offset).map_err(failed)?;
+        if durability == Durability::Synced {
+            disk::start_writing(&file, offset, bytes.len());
+        }
+        Ok(())
+    })
 }

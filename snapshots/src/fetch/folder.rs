@@ -5,15 +5,16 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags, flock, renameat_with, statvfs};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with, statvfs};
 
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::snapshot::{MANIFEST_FILE, SnapshotManifest};
 
+use crate::disk::{self, Durability, open_regular};
 use crate::error::{Class, Result, StoreError};
 
 /// Room that a fetch leaves free beyond its own bytes: folders, the manifest, the file system's own needs.
@@ -25,15 +26,16 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone)]
 pub struct Folder {
     path: PathBuf,
+    durability: Durability,
 }
 
 impl Folder {
-    /// The folder at `path`, made if absent.
+    /// The folder at `path`, made if absent; and whether what is fetched into it is synced to disk.
     ///
     /// # Errors
     /// Where it cannot be made, or something else is in the way.
-    pub fn open(path: &Path) -> Result<Self> {
-        let folder = Self { path: path.to_path_buf() };
+    pub fn open(path: &Path, durability: Durability) -> Result<Self> {
+        let folder = Self { path: path.to_path_buf(), durability };
         for made in [path.to_path_buf(), folder.versions()] {
             fs::create_dir_all(&made).map_err(|error| match StoreError::io(made.display(), &error) {
                 failed if failed.class() == Class::NotFound => {
@@ -48,6 +50,10 @@ impl Folder {
             return Err(StoreError::new(Class::Refused, current.display(), why));
         }
         Ok(folder)
+    }
+
+    pub(super) fn durability(&self) -> Durability {
+        self.durability
     }
 
     fn versions(&self) -> PathBuf {
@@ -144,9 +150,13 @@ impl Folder {
             let described = staging.join(MANIFEST_FILE);
             remove(&described)?;
             File::create_new(&described)?.write_all(&manifest.to_bytes())?;
-            keep_only(staging, &Wanted::of(manifest), "")?;
+            let mut kept = Kept::default();
+            keep_only(staging, &Wanted::of(manifest), "", &mut kept)?;
+            // Files of a fetch that was killed may not have reached the disk: all are synced.
+            self.sync(&kept.files)?;
+            self.sync(&kept.folders)?;
             swap_in(staging, &version)?;
-            sync_parent(&version)
+            self.sync(&[self.versions(), self.path.clone()])
         };
         materialise().map_err(|error: io::Error| StoreError::io(version.display(), &error))
     }
@@ -163,12 +173,19 @@ impl Folder {
             remove(&next)?;
             symlink(&target, &next)?;
             fs::rename(&next, &current)?;
-            sync_parent(&current)
+            self.sync(std::slice::from_ref(&self.path))
         };
         flip().map_err(|error: io::Error| StoreError::io(current.display(), &error))?;
         // Nothing is fetched any more; what is left in the staging folder is of no use.
         self.clear_staging();
         Ok(())
+    }
+
+    fn sync(&self, paths: &[PathBuf]) -> io::Result<()> {
+        match self.durability {
+            Durability::Synced => disk::sync_all(paths),
+            Durability::Unsynced => Ok(()),
+        }
     }
 
     /// Removes the staging folder. What cannot be removed is in the way of nobody.
@@ -195,25 +212,33 @@ impl<'m> Wanted<'m> {
     }
 }
 
-/// Removes everything from `folder` that is not wanted in it, and syncs the rest to disk. `prefix` is the folder's path
-/// in the version, with a `/` behind it. Only folders that are wanted are gone into, which bounds the depth.
-fn keep_only(folder: &Path, wanted: &Wanted<'_>, prefix: &str) -> io::Result<()> {
+/// What a version consists of, by its paths in the staging folder.
+#[derive(Debug, Default)]
+struct Kept {
+    files: Vec<PathBuf>,
+    folders: Vec<PathBuf>,
+}
+
+/// Removes everything from `folder` that is not wanted in it, and notes the rest. `prefix` is the folder's path in the
+/// version, with a `/` behind it. Only folders that are wanted are gone into, which bounds the depth.
+fn keep_only(folder: &Path, wanted: &Wanted<'_>, prefix: &str, kept: &mut Kept) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let path = entry.path();
         let name = entry.file_name().to_str().map(|name| format!("{prefix}{name}"));
         match name {
             Some(name) if wanted.files.contains(name.as_str()) => {
-                // Files of a fetch that was killed may not have reached the disk: all are synced.
-                open_regular(&path, File::options().read(true))?.sync_all()?;
+                open_regular(&path, File::options().read(true))?;
+                kept.files.push(path);
             }
             Some(name) if wanted.folders.contains(name.as_str()) && entry.file_type()?.is_dir() => {
-                keep_only(&path, wanted, &format!("{name}/"))?;
+                keep_only(&path, wanted, &format!("{name}/"), kept)?;
             }
             _ => remove(&path)?,
         }
     }
-    File::open(folder)?.sync_all()
+    kept.folders.push(folder.to_path_buf());
+    Ok(())
 }
 
 /// The folders that a file of this path lies in, the outermost first.
@@ -239,16 +264,6 @@ fn swap_in(staging: &Path, version: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens a file that is one: never a link, never a pipe that would be waited for.
-pub(super) fn open_regular(path: &Path, options: &mut fs::OpenOptions) -> io::Result<File> {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let file = options.custom_flags(flags.bits().cast_signed()).open(path)?;
-    if file.metadata()?.is_file() {
-        return Ok(file);
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
-}
-
 /// Makes a folder; whatever else is there by that name makes way.
 pub(super) fn make_folder(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
@@ -269,10 +284,6 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
-}
-
-fn sync_parent(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
 }
 
 #[cfg(test)]
@@ -311,7 +322,11 @@ mod tests {
             files: BTreeSet::from(["a/b/c", "linked/theirs", MANIFEST_FILE]),
             folders: BTreeSet::from(["a", "a/b", "linked"]),
         };
-        keep_only(folder.path(), &wanted, "").unwrap();
+        let mut kept = Kept::default();
+        keep_only(folder.path(), &wanted, "", &mut kept).unwrap();
+        kept.files.sort();
+        assert_eq!(kept.files, [at("a/b/c"), at(MANIFEST_FILE)]);
+        assert_eq!(kept.folders, [at("a/b"), at("a"), folder.path().to_path_buf()]);
         let names = |path: &Path| {
             let entries = fs::read_dir(path).unwrap();
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -321,16 +336,5 @@ mod tests {
         assert_eq!(names(&at("a")), BTreeSet::from(["b".into()]));
         assert_eq!(names(&at("a/b")), BTreeSet::from(["c".into()]));
         assert!(outside.path().join("theirs").is_file(), "a link is removed, not followed");
-    }
-
-    #[test]
-    fn only_regular_files_are_opened() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
-        fs::write(&file, "x").unwrap();
-        symlink(&file, &link).unwrap();
-        assert!(open_regular(&file, File::options().read(true)).is_ok());
-        assert!(open_regular(&link, File::options().read(true)).is_err());
-        assert!(open_regular(folder.path(), File::options().read(true)).is_err());
     }
 }

@@ -7,8 +7,9 @@
 //! DIR/.lock                   held by the one fetch that works here; gone with its process
 //! ```
 //!
-//! Order: every chunk is verified before it is written, every file is synced, the staging folder is renamed to its
-//! version, and only then `current` flips. A crash anywhere leaves the old version serving.
+//! Order: every chunk is verified as it is written, every file is synced, the staging folder is renamed to its version,
+//! and only then `current` flips. A chunk that is not right ends the fetch, and what lies in the staging folder is
+//! verified before it is used. A crash anywhere leaves the old version serving.
 
 mod download;
 mod folder;
@@ -47,7 +48,7 @@ pub trait Progress: Send + Sync {
 /// How much a fetch may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Chunks in memory at once; each has at most 32 MiB, and seldom over 8.
+    /// Chunks that are worked on at once; each takes about 512 KiB of memory.
     pub chunks: usize,
 }
 
@@ -70,16 +71,17 @@ pub async fn fetch(
     progress.start(bytes);
     let mut fetched = Fetched { snapshot: *id, bytes, bytes_read: 0, bytes_reused: bytes };
     let _lock = folder.lock().await?;
-    if plan::is_complete(folder, id, &manifest, progress).await? {
+    if plan::is_complete(folder, id, &manifest, limits, progress).await? {
         folder.flip(id)?;
         return Ok(fetched);
     }
     let staging = folder.stage(id)?;
-    let missing = plan::missing(&staging, &manifest, progress).await?;
+    let missing = plan::missing(&staging, &manifest, limits, progress).await?;
     fetched.bytes_read = missing.iter().map(|piece| piece.chunk.size).sum();
     fetched.bytes_reused = bytes - fetched.bytes_read;
     folder.check_room(fetched.bytes_read)?;
-    let downloaded = download::download(root, model, &staging, missing, limits, progress).await;
+    let downloaded =
+        download::download(root, model, &staging, missing, folder.durability(), limits, progress).await;
     if downloaded.as_ref().is_err_and(|error| error.class() == Class::Integrity) {
         // Nobody can finish this fetch; a later one starts from nothing.
         folder.clear_staging();

@@ -5,13 +5,17 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use futures::{StreamExt, TryStreamExt};
+
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::snapshot::{Chunk, MANIFEST_FILE, SnapshotFile, SnapshotManifest};
 
-use super::folder::{folders_of, make_folder, open_regular, remove};
-use super::{Folder, Progress};
-use crate::chunk::is_chunk;
-use crate::error::{Class, Result, StoreError};
+use super::folder::{folders_of, make_folder, remove};
+use super::{Folder, Limits, Progress};
+use crate::chunk;
+use crate::disk::open_regular;
+use crate::error::{Result, StoreError};
+use crate::root::apart;
 
 /// A chunk's place in a file.
 #[derive(Debug, Clone)]
@@ -26,6 +30,7 @@ pub(super) async fn is_complete(
     folder: &Folder,
     id: &SnapshotId,
     manifest: &SnapshotManifest,
+    limits: Limits,
     progress: &dyn Progress,
 ) -> Result<bool> {
     let version = folder.version(id);
@@ -34,7 +39,10 @@ pub(super) async fn is_complete(
     }
     let manifest_is_right = described(&version.join(MANIFEST_FILE), manifest).unwrap_or(false);
     let sizes_are_right = manifest.files.iter().all(|file| has_its_place(&version, file));
-    if manifest_is_right && sizes_are_right && missing_in(&version, manifest, progress).await?.is_empty() {
+    if manifest_is_right
+        && sizes_are_right
+        && missing_in(&version, manifest, limits, progress).await?.is_empty()
+    {
         return Ok(true);
     }
     tracing::warn!(version = %version.display(), "the fetched version is damaged; fetching it again");
@@ -52,6 +60,7 @@ fn has_its_place(version: &Path, file: &SnapshotFile) -> bool {
 pub(super) async fn missing(
     staging: &Path,
     manifest: &SnapshotManifest,
+    limits: Limits,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
     // Before anything is looked at: what lies behind a link in a folder's place is not ours.
@@ -59,7 +68,7 @@ pub(super) async fn missing(
         let path = staging.join(folder);
         make_folder(&path).map_err(|error| StoreError::io(path.display(), &error))?;
     }
-    let missing = missing_in(staging, manifest, progress).await?;
+    let missing = missing_in(staging, manifest, limits, progress).await?;
     for file in &manifest.files {
         let path = staging.join(&file.name);
         let size = || {
@@ -77,33 +86,38 @@ pub(super) async fn missing(
 async fn missing_in(
     folder: &Path,
     manifest: &SnapshotManifest,
+    limits: Limits,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
+    let mut looks = futures::stream::iter(pieces(folder, manifest))
+        .map(|piece| {
+            apart("reading", move || {
+                let there = holds(&piece).unwrap_or(false);
+                Ok((piece, there))
+            })
+        })
+        .buffered(limits.chunks.max(1));
     let mut missing = Vec::new();
-    for file in &manifest.files {
-        let path = folder.join(&file.name);
-        let mut offset = 0;
-        for &chunk in &file.chunks {
-            let piece = Piece { file: path.clone(), offset, chunk };
-            offset += chunk.size;
-            let (piece, there) = apart(piece).await?;
-            if there {
-                progress.advance(chunk.size);
-            } else {
-                missing.push(piece);
-            }
+    while let Some((piece, there)) = looks.try_next().await? {
+        if there {
+            progress.advance(piece.chunk.size);
+        } else {
+            missing.push(piece);
         }
     }
     Ok(missing)
 }
 
-/// Reads and hashes off the I/O threads.
-async fn apart(piece: Piece) -> Result<(Piece, bool)> {
-    let read = tokio::task::spawn_blocking(move || {
-        let there = holds(&piece).unwrap_or(false);
-        (piece, there)
-    });
-    read.await.map_err(|error| StoreError::new(Class::Unreachable, "reading", error.to_string()))
+/// Every chunk's place in a folder that holds the manifest's files.
+fn pieces<'m>(folder: &'m Path, manifest: &'m SnapshotManifest) -> impl Iterator<Item = Piece> + 'm {
+    manifest.files.iter().flat_map(move |file| {
+        let path = folder.join(&file.name);
+        file.chunks.iter().scan(0, move |end, &chunk| {
+            let offset = *end;
+            *end += chunk.size;
+            Some(Piece { file: path.clone(), offset, chunk })
+        })
+    })
 }
 
 /// Whether the file at `path` holds the manifest, and nothing else.
@@ -118,13 +132,8 @@ fn described(path: &Path, manifest: &SnapshotManifest) -> io::Result<bool> {
     Ok(found == wanted)
 }
 
-fn holds(piece: &Piece) -> io::Result<bool> {
-    let file = open_regular(&piece.file, File::options().read(true))?;
-    if file.metadata()?.len() < piece.offset.saturating_add(piece.chunk.size) {
-        return Ok(false);
-    }
-    // The manifest's own limit bounds this: see limits::LARGEST_CHUNK_BYTES.
-    let mut bytes = vec![0; usize::try_from(piece.chunk.size).map_err(io::Error::other)?];
-    file.read_exact_at(&mut bytes, piece.offset)?;
-    Ok(is_chunk(&bytes, piece.chunk))
+fn holds(piece: &Piece) -> Result<bool> {
+    let failed = |error| StoreError::io(piece.file.display(), &error);
+    let file = open_regular(&piece.file, File::options().read(true)).map_err(failed)?;
+    chunk::is_at(&file, piece.offset, piece.chunk)
 }

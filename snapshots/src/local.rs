@@ -1,0 +1,264 @@
+//! A store in a folder of this machine: how objects get there, whole and for good.
+//!
+//! An object is written as `NAME#1`, its bytes are synced to disk, and then it is given its name: so a name never
+//! stands for torn bytes. That the name itself is on the disk takes a sync of its folder; [`Local::put`] only notes the
+//! folder, and [`Local::settle`] syncs all that were noted at once, since the disk flushes many in hardly more time
+//! than one.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use object_store::path::Path as Key;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use crate::disk::{self, Durability, open_regular};
+use crate::error::{Class, Result, StoreError};
+use crate::root::Put;
+
+/// Bytes that are written between two bids to start writing to disk, and compared at a time.
+const STEP_BYTES: usize = 256 << 10;
+
+/// A store's folder.
+#[derive(Debug)]
+pub(crate) struct Local {
+    folder: PathBuf,
+    durability: Durability,
+    /// Folders of names that may not be on the disk yet.
+    unsettled: Mutex<BTreeSet<PathBuf>>,
+    /// Held while folders are synced: whoever comes meanwhile waits until they are.
+    settling: Mutex<()>,
+}
+
+impl Local {
+    pub(crate) fn new(folder: PathBuf, durability: Durability) -> Self {
+        Self { folder, durability, unsettled: Mutex::default(), settling: Mutex::default() }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where `key` lies. A key whose path has a link in it is refused: a link below the root may lead out of the store,
+    /// and a store is nobody's to redirect.
+    pub(crate) fn path(&self, key: &Key) -> Result<PathBuf> {
+        let mut path = self.folder.clone();
+        let mut there = true;
+        for part in key.parts() {
+            path.push(part.as_ref());
+            if !there {
+                continue;
+            }
+            match fs::symlink_metadata(&path) {
+                Ok(found) if found.is_symlink() => {
+                    let why = "it is a link, which a store does not follow; put what it points at in its place, \
+                               or link the store's root as a whole";
+                    return Err(StoreError::new(Class::Refused, path.display(), why));
+                }
+                Ok(_) => {}
+                // What is not there, or cannot be looked at, is the operation's own to tell.
+                Err(_) => there = false,
+            }
+        }
+        Ok(path)
+    }
+
+    /// Opens the file under `key`, or `None` where nothing is there.
+    pub(crate) fn open(&self, key: &Key) -> Result<Option<File>> {
+        match open_regular(&self.path(key)?, File::options().read(true)) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(StoreError::io(key, &error)),
+        }
+    }
+
+    /// Writes `bytes` under `key` if nothing is there yet. Its name is on the disk after [`Self::settle`].
+    pub(crate) fn put(&self, key: &Key, bytes: &[u8]) -> Result<Put> {
+        let path = self.path(key)?;
+        self.note(&path);
+        let put = match fs::symlink_metadata(&path) {
+            Ok(_) => Ok(Put::Present),
+            Err(_) => self.write(&path, bytes),
+        };
+        put.map_err(|error| StoreError::io(key, &error))
+    }
+
+    fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<Put> {
+        let (file, staged) = stage(path)?;
+        let put = self.fill(file, bytes).and_then(|()| name(&staged, path));
+        if !matches!(put, Ok(Put::Written)) {
+            // What cannot be removed is seen by no reader.
+            let _ = fs::remove_file(&staged);
+        }
+        put
+    }
+
+    fn fill(&self, mut file: File, bytes: &[u8]) -> io::Result<()> {
+        let synced = self.durability == Durability::Synced;
+        let mut offset = 0;
+        // In steps without a sync too: the page cache finds room for small writes more cheaply than for large ones.
+        for step in bytes.chunks(STEP_BYTES) {
+            file.write_all(step)?;
+            if synced {
+                disk::start_writing(&file, offset, step.len());
+            }
+            offset += step.len() as u64;
+        }
+        if synced { file.sync_data() } else { Ok(()) }
+    }
+
+    /// Whether the object under `key` is `bytes`. If so it is synced to disk: whoever wrote it may not have done that.
+    pub(crate) fn holds(&self, key: &Key, bytes: &[u8]) -> Result<bool> {
+        let Some(file) = self.open(key)? else { return Ok(false) };
+        let held = is(&file, bytes).and_then(|same| {
+            if same && self.durability == Durability::Synced {
+                file.sync_data()?;
+            }
+            Ok(same)
+        });
+        held.map_err(|error| StoreError::io(key, &error))
+    }
+
+    /// Notes the folders that the object at `path` is found by: another process may have made them and not synced them.
+    fn note(&self, path: &Path) {
+        if self.durability == Durability::Unsynced {
+            return;
+        }
+        let mut unsettled = self.unsettled.lock().unwrap_or_else(PoisonError::into_inner);
+        let folders = path.ancestors().skip(1).take_while(|folder| folder.starts_with(&self.folder));
+        for folder in folders {
+            if !unsettled.contains(folder) {
+                unsettled.insert(folder.to_path_buf());
+            }
+        }
+    }
+
+    /// Comes back when every name that was put before is on the disk.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let _settling = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
+        let unsettled = std::mem::take(&mut *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner));
+        let folders: Vec<_> = unsettled.into_iter().collect();
+        disk::sync_all(&folders).map_err(|error| {
+            self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).extend(folders);
+            StoreError::io(self.folder.display(), &error)
+        })
+    }
+}
+
+/// Makes a file beside `path` that no reader sees; and the folders that it lies in.
+fn stage(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut number = 1u64;
+    loop {
+        let mut staged = path.as_os_str().to_owned();
+        staged.push(format!("#{number}"));
+        let staged = PathBuf::from(staged);
+        match (File::create_new(&staged), path.parent()) {
+            (Ok(file), _) => return Ok((file, staged)),
+            (Err(error), _) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            (Err(error), Some(folder)) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(folder)?;
+            }
+            (Err(error), _) => return Err(error),
+        }
+    }
+}
+
+/// Gives a written file its name, in one step, unless something has that name.
+fn name(staged: &Path, path: &Path) -> io::Result<Put> {
+    let named = match renameat_with(CWD, staged, CWD, path, RenameFlags::NOREPLACE) {
+        // The file system cannot do it; a second name, and the first one away, comes to the same.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            fs::hard_link(staged, path).and_then(|()| fs::remove_file(staged))
+        }
+        renamed => renamed.map_err(io::Error::from),
+    };
+    match named {
+        Ok(()) => Ok(Put::Written),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Put::Present),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether `file` has `bytes`, and no more.
+fn is(mut file: &File, bytes: &[u8]) -> io::Result<bool> {
+    if file.metadata()?.len() != bytes.len() as u64 {
+        return Ok(false);
+    }
+    let mut buffer = vec![0; STEP_BYTES.min(bytes.len())];
+    for step in bytes.chunks(STEP_BYTES) {
+        let Some(there) = buffer.get_mut(..step.len()) else { return Ok(false) };
+        file.read_exact(there)?;
+        if there != step {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn an_object_is_put_once_and_nothing_else_is_left() {
+        for durability in [Durability::Synced, Durability::Unsynced] {
+            let folder = tempfile::tempdir().unwrap();
+            let local = Local::new(folder.path().to_path_buf(), durability);
+            let key = Key::from("a/b/c");
+            let bytes = vec![7; 3 * STEP_BYTES + 1];
+            assert!(local.open(&key).unwrap().is_none());
+            assert_eq!(local.put(&key, &bytes).unwrap(), Put::Written);
+            assert_eq!(local.put(&key, b"other").unwrap(), Put::Present);
+            assert_eq!(files(&folder.path().join("a/b")), ["c"]);
+            assert!(local.holds(&key, &bytes).unwrap());
+            assert!(!local.holds(&key, &bytes[1..]).unwrap());
+            assert!(!local.holds(&key, &[&bytes[1..], b"x"].concat()).unwrap());
+            assert!(!local.holds(&Key::from("a/b/d"), &bytes).unwrap());
+            local.settle().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        for number in 1..4 {
+            fs::write(folder.path().join(format!("a#{number}")), "torn").unwrap();
+        }
+        let (file, staged) = stage(&path).unwrap();
+        drop(file);
+        assert_eq!(staged, folder.path().join("a#4"));
+        assert_eq!(name(&staged, &path).unwrap(), Put::Written);
+        fs::write(&staged, "later").unwrap();
+        assert_eq!(name(&staged, &path).unwrap(), Put::Present);
+        assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+
+    #[test]
+    fn the_folders_of_what_was_put_are_noted_until_they_are_synced() {
+        let folder = tempfile::tempdir().unwrap();
+        let local = Local::new(folder.path().to_path_buf(), Durability::Synced);
+        local.put(&Key::from("a/b/c"), b"c").unwrap();
+        local.put(&Key::from("a/d"), b"d").unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let noted = local.unsettled.lock().unwrap().clone();
+        assert_eq!(noted, BTreeSet::from([folder.path().to_path_buf(), at("a"), at("a/b")]));
+        fs::rename(at("a/b"), at("moved")).unwrap();
+        assert_eq!(local.settle().unwrap_err().class(), Class::NotFound);
+        assert_eq!(*local.unsettled.lock().unwrap(), noted, "they are not forgotten");
+        fs::rename(at("moved"), at("a/b")).unwrap();
+        local.settle().unwrap();
+        assert!(local.unsettled.lock().unwrap().is_empty());
+    }
+}
