@@ -10,7 +10,7 @@ use super::codes::{Line, most, write_codes};
 use super::lanes::{four_sums, largest, largest_of_each, smallest, smallest_of_each, to_array};
 use super::rows::{Found, Look, measure};
 use crate::encode::row_wise::PlainRows;
-use crate::statistics::{BlockStatistics, Errors, GROUP, PLAIN, PlainGroup, RUN};
+use crate::statistics::{BlockStatistics, Errors, GROUP, LANES, PLAIN, PlainGroup, RUN};
 
 /// The widest rows of which eight stay in the first cache, with their codes.
 const GROUP_WIDTH: usize = 512;
@@ -46,9 +46,11 @@ impl Rows<'_, '_> {
     #[target_feature(enable = "avx2,fma,f16c")]
     pub(super) fn quantize<const BITS: u32, const HALF: bool>(&mut self, values: &[f32], encoded: &mut [u8]) {
         let rows = if self.width <= GROUP_WIDTH { GROUP } else { 1 };
-        let groups = values.chunks(rows * self.width).zip(encoded.chunks_mut(rows * self.encoded_bytes));
-        for (values, encoded) in groups {
-            if values.len() == GROUP * self.width && self.group::<BITS, HALF>(values, encoded) {
+        let mut rest = values;
+        for encoded in encoded.chunks_mut(rows * self.encoded_bytes) {
+            let (values, behind) = rest.split_at(rest.len().min(rows * self.width));
+            rest = behind;
+            if values.len() == GROUP * self.width && self.group::<BITS, HALF>(values, behind, encoded) {
                 continue;
             }
             let rows = values.chunks_exact(self.width).zip(encoded.chunks_exact_mut(self.encoded_bytes));
@@ -58,10 +60,16 @@ impl Rows<'_, '_> {
         }
     }
 
-    /// Encodes eight rows. False, and nothing is done, where any of them is not plain.
+    /// Encodes eight rows, and has those `behind` them brought into the cache meanwhile. False, and nothing is done, where
+    /// any of the eight is not plain.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn group<const BITS: u32, const HALF: bool>(&mut self, values: &[f32], encoded: &mut [u8]) -> bool {
+    fn group<const BITS: u32, const HALF: bool>(
+        &mut self,
+        values: &[f32],
+        behind: &[f32],
+        encoded: &mut [u8],
+    ) -> bool {
         let mut looks = look(values, self.width);
         if !looks.are_plain::<HALF>() {
             return false;
@@ -71,7 +79,9 @@ impl Rows<'_, '_> {
         let mut group = PlainGroup::default();
         let mut all = _mm256_setzero_ps();
         let rows = values.chunks_exact(self.width).zip(encoded.chunks_exact_mut(self.encoded_bytes));
+        let mut next = behind.chunks(self.width);
         for (at, (row, encoded)) in rows.enumerate().take(GROUP) {
+            prefetch(next.next().unwrap_or_default());
             self.clear_padding(encoded);
             let Some((codes, parameters)) = self.plain.encoder().split(encoded) else { continue };
             let mut found = Found::new();
@@ -122,6 +132,15 @@ impl Rows<'_, '_> {
         let line = Line { bias: lines.bias[0], factor: lines.factor[0], scale: lines.scale[0] };
         let errors = row_codes::<BITS, HALF>(row, line, codes);
         self.statistics.plain_row(row.len(), &sums, &errors);
+    }
+}
+
+/// Has a row brought into the cache, where it is not there yet: while codes are computed, memory has nothing to do.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn prefetch(row: &[f32]) {
+    for line in row.chunks(LANES) {
+        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
     }
 }
 
