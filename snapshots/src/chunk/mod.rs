@@ -1,8 +1,8 @@
 //! Chunks: runs of output bytes, named by their BLAKE3 hash.
 //!
 //! [`cut`] says where tables are cut; [`Builder`] collects and hashes a chunk while it is made, in a buffer of
-//! [`Pool`]; [`put`] and [`check`] store it and look whether it is right. A chunk is never overwritten, and nothing of it counts
-//! before its hash has been checked.
+//! [`Pool`]; [`put`] and [`check`] store it and look whether it is right. A chunk is never overwritten, and nothing of
+//! it counts before its hash has been checked.
 
 pub mod cut;
 mod pool;
