@@ -39,6 +39,9 @@ const ENCODINGS: [Encoding; 10] = [
     Encoding::Keep,
 ];
 
+/// What is measured, over the input.
+type Work = Box<dyn Fn(&[u8])>;
+
 /// A piece of work, and its speed in every round.
 struct Case {
     name: String,
@@ -46,7 +49,7 @@ struct Case {
     threads: usize,
     place: &'static str,
     bytes: usize,
-    work: Box<dyn Fn(&[u8])>,
+    work: Work,
     rates: Vec<f64>,
 }
 
@@ -59,7 +62,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         match argument.as_str() {
             "--json" => json = true,
             "--rounds" => {
-                rounds = arguments.next().ok_or("--rounds takes a number")?.parse::<usize>()?.max(1)
+                let number = arguments.next().ok_or("--rounds takes a number")?;
+                rounds = number.parse::<usize>()?.max(1);
             }
             "--only" => only = arguments.next().ok_or("--only takes a name")?,
             _ => return Err("usage: kernels [--json] [--rounds N] [--only NAME]".into()),

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::io::Errno;
 
 /// Whether what is written is on the disk before it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +19,11 @@ pub enum Durability {
     /// The system writes it when it likes: a crash of the machine may lose or damage what was written last.
     Unsynced,
 }
+
+/// What is written past the page cache lies in memory, and in the file, on multiples of this.
+pub(crate) const BLOCK: usize = 4096;
+/// Less than this is written through the page cache.
+const LEAST_PAST_CACHE: usize = 1 << 20;
 
 /// Files and folders that are synced at once: a disk flushes many in hardly more time than one.
 const SYNCS: usize = 16;
@@ -41,6 +47,37 @@ pub(crate) fn start_writing(file: &File, offset: u64, bytes: usize) {
     unsafe {
         libc::sync_file_range(file.as_raw_fd(), offset, bytes, libc::SYNC_FILE_RANGE_WRITE);
     }
+}
+
+/// Writes the front of `bytes` to the front of `file` past the page cache, as far as that goes, and tells how many bytes
+/// that is: none where they do not lie on a [`BLOCK`], are few, or the file system cannot do it. For what is to be on the
+/// disk at once, copying it into the page cache would cost ten times the processor's time, and push out what others
+/// have there.
+///
+/// # Errors
+/// As writing fails.
+pub(crate) fn write_past_cache(file: &File, bytes: &[u8]) -> io::Result<usize> {
+    let length = bytes.len() & !(BLOCK - 1);
+    let lies_well = bytes.as_ptr().addr().is_multiple_of(BLOCK);
+    if length < LEAST_PAST_CACHE || !lies_well || fcntl_setfl(file, OFlags::DIRECT).is_err() {
+        return Ok(0);
+    }
+    let mut done = 0;
+    while let Some(rest) = bytes.get(done..length).filter(|rest| !rest.is_empty()) {
+        match rustix::io::pwrite(file, rest, done as u64) {
+            Ok(written) if written > 0 && written.is_multiple_of(BLOCK) => done += written,
+            // A part of a block cannot be followed by more of this kind.
+            Ok(written) => {
+                done += written;
+                break;
+            }
+            Err(Errno::INTR) => {}
+            Err(Errno::INVAL | Errno::NOTSUP) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    fcntl_setfl(file, OFlags::empty())?;
+    Ok(done)
 }
 
 /// Syncs files and folders to disk, many at once. Links among them are not followed.
@@ -72,7 +109,7 @@ fn sync(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{FileExt, symlink};
 
     #[test]
     fn writing_is_begun_and_waited_for() {
@@ -91,6 +128,24 @@ mod tests {
         assert!(paths.iter().all(|path| std::fs::read(path).unwrap() == b"bytes"));
         let absent = [paths, vec![folder.path().join("absent")]].concat();
         assert_eq!(sync_all(&absent).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn what_is_written_past_the_cache_is_the_front() {
+        let folder = tempfile::tempdir().unwrap();
+        let length = 3 * LEAST_PAST_CACHE + 5;
+        let room: Vec<u8> = (0..251).cycle().take(length + 2 * BLOCK).collect();
+        let start = room.as_ptr().align_offset(BLOCK);
+        for (start, length, most) in [(start, length, length - 5), (start + 1, length, 0), (start, 5000, 0)] {
+            let bytes = &room[start..start + length];
+            let path = folder.path().join(start.to_string() + &length.to_string());
+            let file = File::create(&path).unwrap();
+            let written = write_past_cache(&file, bytes).unwrap();
+            // Nothing, where the folder lies in a file system that cannot do it.
+            assert!(written == most || written == 0);
+            file.write_all_at(&bytes[written..], written as u64).unwrap();
+            assert!(std::fs::read(&path).unwrap() == bytes);
+        }
     }
 
     #[test]

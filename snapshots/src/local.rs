@@ -1,13 +1,14 @@
 //! A store in a folder of this machine: how objects get there, whole and for good.
 //!
-//! An object is written as `NAME#1`, its bytes are synced to disk, and then it is given its name: so a name never
+//! An object is written as `NAME#1`, large ones past the page cache, its bytes are synced to disk, and then it is given its name: so a name never
 //! stands for torn bytes. That the name itself is on the disk takes a sync of its folder; [`Local::put`] only notes the
 //! folder, and [`Local::settle`] syncs all that were noted at once, since the disk flushes many in hardly more time
 //! than one.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -96,16 +97,16 @@ impl Local {
         put
     }
 
-    fn fill(&self, mut file: File, bytes: &[u8]) -> io::Result<()> {
+    fn fill(&self, file: File, bytes: &[u8]) -> io::Result<()> {
         let synced = self.durability == Durability::Synced;
-        let mut offset = 0;
+        let mut offset = if synced { disk::write_past_cache(&file, bytes)? } else { 0 };
         // In steps without a sync too: the page cache finds room for small writes more cheaply than for large ones.
-        for step in bytes.chunks(STEP_BYTES) {
-            file.write_all(step)?;
+        for step in bytes.get(offset..).unwrap_or_default().chunks(STEP_BYTES) {
+            file.write_all_at(step, offset as u64)?;
             if synced {
-                disk::start_writing(&file, offset, step.len());
+                disk::start_writing(&file, offset as u64, step.len());
             }
-            offset += step.len() as u64;
+            offset += step.len();
         }
         if synced { file.sync_data() } else { Ok(()) }
     }

@@ -17,12 +17,15 @@ use crate::statistics::{BlockStatistics, Sums};
 /// for the stack.
 const HALVES: usize = 64;
 
+/// Casts as many elements as there is room for.
+type Narrow = fn(values: &[f32], out: &mut [u8]);
+
 /// Casts to another floating-point type.
 pub(super) struct Cast {
     form: Form,
     source: Dtype,
     widening: Widening,
-    narrow: fn(values: &[f32], out: &mut [u8]),
+    narrow: Narrow,
     size: RowSize,
     item_bytes: usize,
     code: Code,
@@ -31,7 +34,7 @@ pub(super) struct Cast {
 impl Cast {
     /// To the type of `encoding`; `None` for a `source` that is not cast, and for what is no cast.
     pub(super) fn new(encoding: Encoding, source: Dtype, size: RowSize, code: Code) -> Option<Self> {
-        let (narrow, item_bytes): (fn(&[f32], &mut [u8]), _) = match encoding {
+        let (narrow, item_bytes): (Narrow, _) = match encoding {
             Encoding::F32 => (keep_f32, 4),
             Encoding::F16 => (narrow_to_f16, 2),
             Encoding::Bf16 => (narrow_to_bf16, 2),

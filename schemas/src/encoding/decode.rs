@@ -1,9 +1,8 @@
 //! Encoded rows to binary32: a decoder for every encoding, with the rounding of FBGEMM's and PyTorch's own.
 
 use half::f16;
-use half::slice::HalfFloatSliceExt as _;
 
-use super::{Encoding, Form, Layout, RowSizes};
+use super::{Encoding, Form, Layout, RowSizes, halves};
 use crate::dtype::Dtype;
 
 /// How many elements are converted at once: enough for the processor's vector instructions, few enough for the stack.
@@ -98,16 +97,8 @@ pub fn decode_f32(row: &[u8], decoded: &mut [f32]) {
 }
 
 /// Decodes binary16: two bytes an element. A signalling NaN may come out quiet.
-#[inline(always)]
 pub fn decode_f16(row: &[u8], decoded: &mut [f32]) {
-    let mut halves = [f16::ZERO; RUN];
-    for (values, bytes) in decoded.chunks_mut(RUN).zip(row.as_chunks::<2>().0.chunks(RUN)) {
-        for (half, &bytes) in halves.iter_mut().zip(bytes) {
-            *half = f16::from_le_bytes(bytes);
-        }
-        let count = values.len().min(bytes.len());
-        halves[..count].convert_to_f32_slice(&mut values[..count]);
-    }
+    halves::decode(row.as_chunks::<2>().0, |&bytes| bytes, decoded);
 }
 
 /// Decodes bfloat16: two bytes an element, the upper half of a binary32.
@@ -153,16 +144,8 @@ fn signed(magnitude: f32, byte: u8) -> f32 {
 }
 
 /// Decodes torch's `float8_e5m2`: 5 exponent bits, 2 bits of mantissa, the upper half of a binary16.
-#[inline(always)]
 pub fn decode_f8_e5m2(row: &[u8], decoded: &mut [f32]) {
-    let mut halves = [f16::ZERO; RUN];
-    for (values, bytes) in decoded.chunks_mut(RUN).zip(row.chunks(RUN)) {
-        for (half, &byte) in halves.iter_mut().zip(bytes) {
-            *half = f16::from_le_bytes([0, byte]);
-        }
-        let count = values.len().min(bytes.len());
-        halves[..count].convert_to_f32_slice(&mut values[..count]);
-    }
+    halves::decode(row, |&byte| [0, byte], decoded);
 }
 
 /// Scale and bias of a row.

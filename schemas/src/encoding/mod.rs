@@ -24,6 +24,7 @@
 //! `f32(f64(code) * f64(scale) + f64(bias))`; the scale may be negative.
 
 mod decode;
+mod halves;
 
 use std::fmt;
 
