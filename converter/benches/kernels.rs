@@ -53,7 +53,6 @@ struct Case {
     rates: Vec<f64>,
 }
 
-#[expect(clippy::print_stdout, reason = "its output is its purpose")]
 fn main() -> Result<(), Box<dyn Error>> {
     // `cargo bench` adds `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
@@ -83,32 +82,33 @@ fn main() -> Result<(), Box<dyn Error>> {
             case.rates.push(bytes / started.elapsed().as_secs_f64());
         }
     }
+    report(&mut cases, json);
+    Ok(())
+}
+
+#[expect(clippy::print_stdout, reason = "its output is its purpose")]
+fn report(cases: &mut [Case], json: bool) {
     if !json {
-        println!(
-            "| what | width | threads | where | GB/s, median | min | max | of reading |\n|---|---|---|---|---|---|---|---|"
-        );
+        println!("| what | width | threads | where | GB/s, median | min | max | of reading |");
+        println!("|---|---|---|---|---|---|---|---|");
     }
-    let reading: Vec<(usize, f64)> = cases
-        .iter_mut()
-        .filter(|case| case.name == "read")
-        .map(|case| (case.threads, case.median().1))
-        .collect();
-    for case in &mut cases {
+    let read = cases.iter_mut().filter(|case| case.name == "read");
+    let reading: Vec<_> = read.map(|case| (case.threads, case.median().1)).collect();
+    for case in cases {
         let (min, median, max) = case.median();
         let Case { name, width, threads, place, .. } = case;
-        let of = reading.iter().find(|(of, _)| of == threads).map_or(f64::NAN, |(_, rate)| median / rate);
         if json {
-            println!(
-                r#"{{"name": "{name}", "width": {width}, "threads": {threads}, "where": "{place}", "gb_s": {median:.3}}}"#
-            );
+            let described =
+                format!(r#""name": "{name}", "width": {width}, "threads": {threads}, "where": "{place}""#);
+            println!(r#"{{{described}, "gb_s": {median:.3}}}"#);
         } else {
+            let of = reading.iter().find(|(of, _)| of == threads).map_or(f64::NAN, |(_, rate)| median / rate);
+            let of = of * 100.0;
             println!(
-                "| {name} | {width} | {threads} | {place} | {median:.2} | {min:.2} | {max:.2} | {:.0} % |",
-                of * 100.0
+                "| {name} | {width} | {threads} | {place} | {median:.2} | {min:.2} | {max:.2} | {of:.0} % |"
             );
         }
     }
-    Ok(())
 }
 
 impl Case {

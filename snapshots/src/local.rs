@@ -1,9 +1,9 @@
 //! A store in a folder of this machine: how objects get there, whole and for good.
 //!
-//! An object is written as `NAME#1`, large ones past the page cache, its bytes are synced to disk, and then it is given its name: so a name never
-//! stands for torn bytes. That the name itself is on the disk takes a sync of its folder; [`Local::put`] only notes the
-//! folder, and [`Local::settle`] syncs all that were noted at once, since the disk flushes many in hardly more time
-//! than one.
+//! An object is written as `NAME#1`, large ones past the page cache, its bytes are synced to disk, and then it is
+//! given its name: so a name never stands for torn bytes. That the name itself is on the disk takes a sync of its
+//! folder; [`Local::put`] only notes the folder, and [`Local::settle`] syncs all that were noted at once, since the
+//! disk flushes many in hardly more time than one.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

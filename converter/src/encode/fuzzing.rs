@@ -1,5 +1,5 @@
-//! What must hold of every row: the fastest code gives the bits of the plain code. The fuzz target `encoders` calls this,
-//! and tests with rows of their own.
+//! What must hold of every row: the fastest code gives the bits of the plain code. The fuzz target `encoders` calls
+//! this, and tests with rows of their own.
 
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form, Layout};

@@ -32,8 +32,8 @@ impl Widening {
         Some(Self { source, widen })
     }
 
-    /// How a type that is cast and quantized becomes binary32; `None` for every other type. binary64 is rounded: what is
-    /// too large for binary32 becomes infinite; [`beyond_f32`] tells how much that is.
+    /// How a type that is cast and quantized becomes binary32; `None` for every other type. binary64 is rounded: what
+    /// is too large for binary32 becomes infinite; [`beyond_f32`] tells how much that is.
     pub(super) fn to_encode(source: Dtype) -> Option<Self> {
         match source {
             Dtype::F64 => Some(Self { source, widen: decode_f64 }),
@@ -47,7 +47,8 @@ impl Widening {
         AT_ONCE.checked_div(elements).unwrap_or(1).max(1)
     }
 
-    /// The elements of `bytes`. Those that are binary32 already and lie where binary32 may lie are not copied to `room`.
+    /// The elements of `bytes`. Those that are binary32 already and lie where binary32 may lie are not copied to
+    /// `room`.
     pub(super) fn widen<'v>(self, bytes: &'v [u8], room: &'v mut Vec<f32>) -> &'v [f32] {
         if self.source == Dtype::F32
             && cfg!(target_endian = "little")

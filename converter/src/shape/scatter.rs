@@ -1,7 +1,7 @@
 //! From the scratch buffer, which holds elements in the order of the file, to their places in the rows.
 //!
-//! What a merge of columns comes to is short pieces (a row of one rank) at a fixed step, tens of millions a gigabyte. So
-//! the two innermost dimensions are copied by loops that know the size of a piece when they are compiled.
+//! What a merge of columns comes to is short pieces (a row of one rank) at a fixed step, tens of millions a gigabyte.
+//! So the two innermost dimensions are copied by loops that know the size of a piece when they are compiled.
 
 use super::transfer::{Axis, outside, walk};
 use crate::error::Result;
@@ -80,7 +80,8 @@ fn copier(piece: usize) -> Copier {
     }
 }
 
-/// Copies pieces of at least `SIZE` and less than twice as many bytes: their first `SIZE` and their last, which overlap.
+/// Copies pieces of at least `SIZE` and less than twice as many bytes: their first `SIZE` and their last, which
+/// overlap.
 fn copy_pieces<const SIZE: usize>(read: &[u8], written: &mut [u8], axis: Axis, piece: usize) -> Option<()> {
     if piece == SIZE {
         for index in 0..axis.count {

@@ -60,8 +60,8 @@ impl Rows<'_, '_> {
         }
     }
 
-    /// Encodes eight rows, and has those `behind` them brought into the cache meanwhile. False, and nothing is done, where
-    /// any of the eight is not plain.
+    /// Encodes eight rows, and has those `behind` them brought into the cache meanwhile. False, and nothing is done,
+    /// where any of the eight is not plain.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn group<const BITS: u32, const HALF: bool>(

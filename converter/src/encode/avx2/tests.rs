@@ -19,7 +19,8 @@ proptest! {
                 same_bits(form, source, width, &rows[..rows.len() / 4 * usize::try_from(source.size()).unwrap()]);
             }
             if encoding.is_row_wise() {
-                same_bits(Form { layout: Layout::Leading, row_alignment: 1 << alignment, ..form }, Dtype::F32, width, &rows);
+                let form = Form { layout: Layout::Leading, row_alignment: 1 << alignment, ..form };
+                same_bits(form, Dtype::F32, width, &rows);
             }
         }
     }

@@ -9,6 +9,7 @@ mod make;
 
 use std::sync::Arc;
 
+use futures::future::try_join_all;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
@@ -72,8 +73,9 @@ pub async fn convert(
 ) -> Result<Converted> {
     progress.start(plan.source_bytes());
     let stage = Stage::new(root, model, plan, budget);
-    let (pieces, headers, index) =
-        tokio::try_join!(stage.make_pieces(progress), stage.store_headers(), stage.store_index())?;
+    // A checkpoint that cannot be read leaves nothing behind that it need not.
+    let pieces = stage.make_pieces(progress).await?;
+    let (headers, index) = tokio::try_join!(stage.store_headers(), stage.store_index())?;
     let mut converted = Converted {
         pieces: Vec::with_capacity(pieces.len()),
         headers: Vec::with_capacity(headers.len()),
@@ -182,11 +184,8 @@ impl Stage {
     }
 
     async fn store_headers(&self) -> Result<Vec<(Chunk, Put)>> {
-        let mut chunks = Vec::with_capacity(self.plan.files.len());
-        for file in &self.plan.files {
-            chunks.extend(self.store(&file.header).await?);
-        }
-        Ok(chunks)
+        let headers = self.plan.files.iter().map(|file| self.store(&file.header));
+        Ok(try_join_all(headers).await?.concat())
     }
 
     async fn store_index(&self) -> Result<Vec<(Chunk, Put)>> {
