@@ -50,7 +50,7 @@ impl Cast {
     /// Narrows elements, and decodes what came out.
     fn narrow(&self, values: &[f32], encoded: &mut [u8], decoded: &mut [f32]) {
         #[cfg(target_arch = "x86_64")]
-        let done = self.code == Code::Fastest && super::avx2::narrow(self.form.encoding, values, encoded);
+        let done = self.code.may_be_avx2() && super::avx2::narrow(self.form.encoding, values, encoded);
         #[cfg(not(target_arch = "x86_64"))]
         let done = false;
         if !done {
@@ -65,7 +65,7 @@ impl Cast {
         let RowSize { elements, source_bytes, .. } = self.size;
         let limit = self.form.encoding.saturates_at();
         #[cfg(target_arch = "x86_64")]
-        if self.code == Code::Fastest
+        if self.code.may_be_avx2()
             && self.source != Dtype::F64
             && super::avx2::take_encoded_rows((values, decoded), elements, limit, statistics)
         {

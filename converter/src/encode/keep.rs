@@ -35,7 +35,7 @@ impl Keep {
         {
             let values = widening.widen(rows, &mut room);
             #[cfg(target_arch = "x86_64")]
-            if self.code == Code::Fastest && super::avx2::take_kept_rows(values, elements, statistics) {
+            if self.code.may_be_avx2() && super::avx2::take_kept_rows(values, elements, statistics) {
                 continue;
             }
             for row in values.chunks(elements.max(1)) {

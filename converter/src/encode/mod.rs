@@ -65,9 +65,26 @@ pub fn encoder(form: Form, source: Dtype, row_elements: usize) -> Option<Box<dyn
 enum Code {
     /// The fastest that the processor has.
     Fastest,
-    /// Plain code; tests compare the other with it.
+    /// What the processor has, without AVX-512. For tests, as the next.
+    #[cfg(any(test, feature = "fuzzing"))]
+    Avx2,
+    /// Plain code.
     #[cfg(any(test, feature = "fuzzing"))]
     Plain,
+}
+
+impl Code {
+    const fn may_be_avx2(self) -> bool {
+        #[cfg(any(test, feature = "fuzzing"))]
+        if matches!(self, Self::Plain) {
+            return false;
+        }
+        true
+    }
+
+    const fn may_be_avx512(self) -> bool {
+        matches!(self, Self::Fastest)
+    }
 }
 
 fn make(form: Form, source: Dtype, row_elements: usize, code: Code) -> Option<Box<dyn Encoder>> {

@@ -54,9 +54,10 @@ impl RowWise {
         let RowSize { elements, source_bytes, encoded_bytes } = self.size;
         let mut plain = PlainRows::new(self);
         #[cfg(target_arch = "x86_64")]
-        if self.code == Code::Fastest && self.source != Dtype::F64 && self.stored_width == elements {
+        if self.code.may_be_avx2() && self.source != Dtype::F64 && self.stored_width == elements {
             let (values, encoded) = ((values, elements), (&mut *encoded, encoded_bytes));
-            if super::avx2::quantize(self.form.encoding, values, encoded, statistics, &mut plain) {
+            let wide = self.code.may_be_avx512();
+            if super::avx2::quantize((self.form.encoding, wide), values, encoded, statistics, &mut plain) {
                 return;
             }
         }

@@ -21,12 +21,8 @@ pub(super) struct Line {
 
 /// The largest code.
 #[inline]
-pub(super) const fn most(bits: u32) -> f32 {
-    match bits {
-        8 => 255.0,
-        4 => 15.0,
-        _ => 3.0,
-    }
+pub(super) const fn most(bits: u32) -> i32 {
+    (1 << bits) - 1
 }
 
 /// Writes the packed codes of up to a run of elements, and takes up how far they are off.
@@ -69,13 +65,14 @@ fn code<const BITS: u32, const HALF: bool>(values: Lanes, line: Line, found: &mu
     let mut decoded = values;
     let mut codes = [_mm256_setzero_si256(); 2];
     for lane in 0..2 {
-        let mut scaled = _mm256_mul_ps(_mm256_sub_ps(values[lane], bias), factor);
-        if HALF {
-            scaled = _mm256_max_ps(scaled, _mm256_setzero_ps());
-            scaled = _mm256_min_ps(scaled, _mm256_set1_ps(most(BITS)));
-        }
-        // To nearest even, as adding ROUNDER does: between 0 and 255 the two are the same.
+        let scaled = _mm256_mul_ps(_mm256_sub_ps(values[lane], bias), factor);
+        // To nearest even, as adding ROUNDER does: between 0 and 255 the two are the same. Nothing is out of range:
+        // see `nbit_rowwise`.
         codes[lane] = _mm256_cvtps_epi32(scaled);
+        if HALF {
+            codes[lane] = _mm256_max_epi32(codes[lane], _mm256_setzero_si256());
+            codes[lane] = _mm256_min_epi32(codes[lane], _mm256_set1_epi32(most(BITS)));
+        }
         decoded[lane] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(codes[lane]), scale, bias);
     }
     found.take(values, decoded);

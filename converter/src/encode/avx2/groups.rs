@@ -9,6 +9,7 @@ use safe_unaligned_simd::x86_64 as memory;
 use super::codes::{Line, most, write_codes};
 use super::lanes::{four_sums, largest, largest_of_each, smallest, smallest_of_each, to_array};
 use super::rows::{Found, Look, measure};
+use super::wide;
 use crate::encode::row_wise::PlainRows;
 use crate::statistics::{BlockStatistics, Errors, GROUP, LANES, PLAIN, PlainGroup, RUN};
 
@@ -21,15 +22,17 @@ const LARGEST_HALF_ROW: f32 = 16_384.0;
 pub(super) struct Rows<'s, 'e> {
     pub(super) width: usize,
     pub(super) encoded_bytes: usize,
+    /// Whether AVX-512 is to be used; only where [`wide::is_here`].
+    pub(super) wide: bool,
     pub(super) statistics: &'s mut BlockStatistics,
     pub(super) plain: &'s mut PlainRows<'e>,
 }
 
 /// What eight rows hold; a lane, or an index, is a row.
-struct Looks {
-    min: __m256,
-    max: __m256,
-    squares: [__m128; GROUP],
+pub(super) struct Looks {
+    pub(super) min: __m256,
+    pub(super) max: __m256,
+    pub(super) squares: [__m128; GROUP],
 }
 
 /// The scales and the like of eight rows, and the two as they are stored.
@@ -50,8 +53,16 @@ impl Rows<'_, '_> {
         for encoded in encoded.chunks_mut(rows * self.encoded_bytes) {
             let (values, behind) = rest.split_at(rest.len().min(rows * self.width));
             rest = behind;
-            if values.len() == GROUP * self.width && self.group::<BITS, HALF>(values, behind, encoded) {
-                continue;
+            if values.len() == GROUP * self.width {
+                let done = if self.wide && wide::is_here() {
+                    // SAFETY: the processor has been asked whether it has this part of AVX-512.
+                    unsafe { self.wide_group::<BITS, HALF>(values, behind, encoded) }
+                } else {
+                    self.group::<BITS, HALF>(values, behind, encoded)
+                };
+                if done {
+                    continue;
+                }
             }
             let rows = values.chunks_exact(self.width).zip(encoded.chunks_exact_mut(self.encoded_bytes));
             for (row, encoded) in rows {
@@ -62,7 +73,6 @@ impl Rows<'_, '_> {
 
     /// Encodes eight rows, and has those `behind` them brought into the cache meanwhile. False, and nothing is done,
     /// where any of the eight is not plain.
-    #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn group<const BITS: u32, const HALF: bool>(
         &mut self,
@@ -71,43 +81,54 @@ impl Rows<'_, '_> {
         encoded: &mut [u8],
     ) -> bool {
         let mut looks = look(values, self.width);
-        if !looks.are_plain::<HALF>() {
-            return false;
-        }
-        looks.sign_zeros(values, self.width);
-        let lines = if HALF { Lines::in_half::<BITS>(&looks) } else { Lines::of(&looks) };
-        let mut group = PlainGroup::default();
-        let mut all = _mm256_setzero_ps();
+        let Some(lines) = looks.lines::<BITS, HALF>(values, self.width) else { return false };
+        let mut group = Group::new();
         let rows = values.chunks_exact(self.width).zip(encoded.chunks_exact_mut(self.encoded_bytes));
         let mut next = behind.chunks(self.width);
         for (at, (row, encoded)) in rows.enumerate().take(GROUP) {
             prefetch(next.next().unwrap_or_default());
-            self.clear_padding(encoded);
-            let Some((codes, parameters)) = self.plain.encoder().split(encoded) else { continue };
+            let Some((codes, parameters)) = self.split(encoded) else { continue };
             let mut found = Found::new();
-            let line = Line { bias: lines.bias[at], factor: lines.factor[at], scale: lines.scale[at] };
-            write_codes::<BITS, HALF>(row, line, codes, &mut found);
+            write_codes::<BITS, HALF>(row, lines.line(at), codes, &mut found);
             lines.store::<HALF>(at, parameters);
-            let largest = found.largest();
-            all = _mm256_max_ps(all, largest);
-            memory::_mm256_storeu_ps(&mut group.largest_squares[at], largest);
-            memory::_mm_storeu_ps(&mut group.error_squares[at], four_sums(found.squares));
-            memory::_mm_storeu_ps(&mut group.squares[at], looks.squares[at]);
+            group.take(at, found.largest(), four_sums(found.squares));
         }
-        group.min = smallest(looks.min);
-        group.max = largest(looks.max);
-        group.largest_square = largest(all);
-        self.statistics.plain_group(self.width, &group);
+        self.statistics.plain_group(self.width, &group.finish(&looks));
         true
     }
 
-    fn clear_padding(&self, encoded: &mut [u8]) {
-        let padding = self.plain.encoder().padding();
-        if padding > 0
-            && let Some(zeros) = encoded.len().checked_sub(padding).and_then(|from| encoded.get_mut(from..))
-        {
-            zeros.fill(0);
+    /// As [`Self::group`], by AVX-512.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+    fn wide_group<const BITS: u32, const HALF: bool>(
+        &mut self,
+        values: &[f32],
+        behind: &[f32],
+        encoded: &mut [u8],
+    ) -> bool {
+        let mut looks = wide::look(values, self.width);
+        let Some(lines) = looks.lines::<BITS, HALF>(values, self.width) else { return false };
+        let mut group = Group::new();
+        let rows = values.chunks_exact(self.width).zip(encoded.chunks_exact_mut(self.encoded_bytes));
+        let mut next = behind.chunks(self.width);
+        for (at, (row, encoded)) in rows.enumerate().take(GROUP) {
+            prefetch(next.next().unwrap_or_default());
+            let Some((codes, parameters)) = self.split(encoded) else { continue };
+            let found = wide::write_codes::<BITS, HALF>(row, lines.line(at), codes);
+            lines.store::<HALF>(at, parameters);
+            group.take(at, found.largest(), four_sums(found.squares()));
         }
+        self.statistics.plain_group(self.width, &group.finish(&looks));
+        true
+    }
+
+    /// A row's codes, and its scale and bias; zeros behind them.
+    fn split<'r>(&self, encoded: &'r mut [u8]) -> Option<(&'r mut [u8], &'r mut [u8])> {
+        let padding = self.plain.encoder().padding();
+        if padding > 0 {
+            let codes = encoded.len().checked_sub(padding)?;
+            encoded.get_mut(codes..)?.fill(0);
+        }
+        self.plain.encoder().split(encoded)
     }
 
     /// Encodes one row.
@@ -119,18 +140,12 @@ impl Rows<'_, '_> {
             self.plain.encode(row, 0, encoded, self.statistics);
             return;
         }
-        let mut looks = Looks {
-            min: _mm256_set1_ps(sums.min),
-            max: _mm256_set1_ps(sums.max),
-            squares: [_mm_setzero_ps(); GROUP],
-        };
-        looks.sign_zeros(row, row.len());
-        let lines = if HALF { Lines::in_half::<BITS>(&looks) } else { Lines::of(&looks) };
-        self.clear_padding(encoded);
-        let Some((codes, parameters)) = self.plain.encoder().split(encoded) else { return };
+        let (min, max) = (_mm256_set1_ps(sums.min), _mm256_set1_ps(sums.max));
+        let mut looks = Looks { min, max, squares: [_mm_setzero_ps(); GROUP] };
+        let Some(lines) = looks.lines::<BITS, HALF>(row, row.len()) else { return };
+        let Some((codes, parameters)) = self.split(encoded) else { return };
         lines.store::<HALF>(0, parameters);
-        let line = Line { bias: lines.bias[0], factor: lines.factor[0], scale: lines.scale[0] };
-        let errors = row_codes::<BITS, HALF>(row, line, codes);
+        let errors = row_codes::<BITS, HALF>(row, lines.line(0), codes);
         self.statistics.plain_row(row.len(), &sums, &errors);
     }
 }
@@ -173,7 +188,53 @@ fn look(values: &[f32], width: usize) -> Looks {
     Looks { min: smallest_of_each(&low), max: largest_of_each(&high), squares }
 }
 
+/// What a group's rows add to the statistics, so far.
+struct Group {
+    group: PlainGroup,
+    largest: __m256,
+}
+
+impl Group {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn new() -> Self {
+        Self { group: PlainGroup::default(), largest: _mm256_setzero_ps() }
+    }
+
+    /// Takes up the errors of row `at`: their largest squares, and the four sums of all.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn take(&mut self, at: usize, largest: __m256, squares: __m128) {
+        self.largest = _mm256_max_ps(self.largest, largest);
+        memory::_mm256_storeu_ps(&mut self.group.largest_squares[at], largest);
+        memory::_mm_storeu_ps(&mut self.group.error_squares[at], squares);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn finish(mut self, looks: &Looks) -> PlainGroup {
+        for (place, &squares) in self.group.squares.iter_mut().zip(&looks.squares) {
+            memory::_mm_storeu_ps(place, squares);
+        }
+        self.group.min = smallest(looks.min);
+        self.group.max = largest(looks.max);
+        self.group.largest_square = largest(self.largest);
+        self.group
+    }
+}
+
 impl Looks {
+    /// The scales and the like of these rows; `None` where any of them is not plain.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn lines<const BITS: u32, const HALF: bool>(&mut self, values: &[f32], width: usize) -> Option<Lines> {
+        if !self.are_plain::<HALF>() {
+            return None;
+        }
+        self.sign_zeros(values, width);
+        Some(if HALF { Lines::in_half::<BITS>(self) } else { Lines::of(self) })
+    }
+
     /// Whether all rows are plain, and their scales and biases numbers of their type.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -239,12 +300,18 @@ impl Lines {
         let zeros = _mm256_setzero_ps();
         let (stored_bias, bias) = halves(looks.min);
         let range = _mm256_sub_ps(looks.max, bias);
-        let exact = _mm256_div_ps(range, _mm256_set1_ps(most(BITS)));
+        let exact = _mm256_div_ps(range, _mm256_cvtepi32_ps(_mm256_set1_epi32(most(BITS))));
         let (_, rounded) = halves(_mm256_blendv_ps(exact, ones, _mm256_cmp_ps::<_CMP_EQ_OQ>(range, zeros)));
         let scale = _mm256_blendv_ps(rounded, ones, _mm256_cmp_ps::<_CMP_EQ_OQ>(rounded, zeros));
         let (stored_scale, scale) = halves(scale);
         let factor = floats(_mm256_div_ps(ones, scale));
         Self { bias: floats(bias), factor, scale: floats(scale), stored_scale, stored_bias }
+    }
+
+    /// Those of row `at`.
+    #[inline]
+    fn line(&self, at: usize) -> Line {
+        Line { bias: self.bias[at], factor: self.factor[at], scale: self.scale[at] }
     }
 
     /// Writes the scale and the bias of row `at`.
