@@ -179,11 +179,17 @@ impl<'a> Channel<'a> {
         for _ in 0..ATTEMPTS {
             let latest = self.latest().await?;
             if let Some(own) = latest.as_ref().filter(|latest| latest.id == id) {
+                self.secure(own).await?;
                 return Ok(Appended::Stands(own.clone()));
             }
             let wanted = match decide(latest.as_ref()) {
                 Ok(wanted) => wanted,
-                Err(why) => return Ok(Appended::Declined { why, latest }),
+                Err(why) => {
+                    if let Some(latest) = &latest {
+                        self.secure(latest).await?;
+                    }
+                    return Ok(Appended::Declined { why, latest });
+                }
             };
             let entry = ChannelEntry {
                 schema: ChannelSchema::V1,
@@ -210,6 +216,11 @@ impl<'a> Channel<'a> {
         }
         let why = format!("others moved the channel {ATTEMPTS} times meanwhile; run it again");
         Err(StoreError::new(Class::Conflict, self.name, why))
+    }
+
+    /// An entry that is relied on has to be on the disk; whoever wrote it may have been killed before it was.
+    async fn secure(&self, entry: &ChannelEntry) -> Result<()> {
+        self.root.secure(&layout::channel_entry(self.model, self.name, entry.sequence)).await
     }
 
     /// The entry stands already: a hint that cannot be left costs the next reader a listing, nothing more.

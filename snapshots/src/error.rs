@@ -112,9 +112,8 @@ impl StoreError {
         use io::ErrorKind as K;
         let (class, way_out) = match error.kind() {
             K::NotFound => (Class::NotFound, ""),
-            K::StorageFull | K::QuotaExceeded | K::FileTooLarge => {
-                (Class::DiskFull, "; free some space and run it again")
-            }
+            K::StorageFull | K::QuotaExceeded => (Class::DiskFull, "; free some space and run it again"),
+            K::FileTooLarge => (Class::DiskFull, "; raise the limit (ulimit -f) and run it again"),
             K::ReadOnlyFilesystem => (Class::ReadOnly, "; it has to be writable, or name another place"),
             K::PermissionDenied => (Class::ReadOnly, "; see to it that this user may read and write there"),
             K::NotADirectory

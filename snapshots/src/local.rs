@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use object_store::path::Path as Key;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, RenameFlags, renameat_with, syncfs};
 use rustix::io::Errno;
 
 use crate::disk::{self, Durability, open_regular};
@@ -33,6 +33,9 @@ pub(crate) struct Local {
     /// Held while folders are synced: whoever comes meanwhile waits until they are.
     settling: Mutex<()>,
 }
+
+/// The file in the store's folder that tells of objects which may not be on the disk.
+const UNSYNCED: &str = ".unsynced";
 
 impl Local {
     pub(crate) fn new(folder: PathBuf, durability: Durability) -> Self {
@@ -80,6 +83,9 @@ impl Local {
     pub(crate) fn put(&self, key: &Key, bytes: &[u8]) -> Result<Put> {
         let path = self.path(key)?;
         self.note(&path);
+        if self.durability == Durability::Unsynced {
+            self.mark_unsynced()?;
+        }
         let put = match fs::symlink_metadata(&path) {
             Ok(_) => Ok(Put::Present),
             Err(_) => self.write(&path, bytes),
@@ -137,15 +143,54 @@ impl Local {
         }
     }
 
-    /// Comes back when every name that was put before is on the disk.
+    /// Comes back when every name that was put before is on the disk; and everything else in the store, where a process
+    /// that does not sync has been at work.
     pub(crate) fn settle(&self) -> Result<()> {
+        if self.durability == Durability::Unsynced {
+            return Ok(());
+        }
         let _settling = self.settling.lock().unwrap_or_else(PoisonError::into_inner);
         let unsettled = std::mem::take(&mut *self.unsettled.lock().unwrap_or_else(PoisonError::into_inner));
         let folders: Vec<_> = unsettled.into_iter().collect();
-        disk::sync_all(&folders).map_err(|error| {
+        self.sync_marked().and_then(|()| disk::sync_all(&folders)).map_err(|error| {
             self.unsettled.lock().unwrap_or_else(PoisonError::into_inner).extend(folders);
             StoreError::io(self.folder.display(), &error)
         })
+    }
+
+    /// Sees to it that an object which is there already is on the disk: whoever put it may have been killed before it
+    /// was, or may not sync.
+    pub(crate) fn secure(&self, key: &Key) -> Result<()> {
+        if self.durability == Durability::Unsynced {
+            return Ok(());
+        }
+        self.note(&self.path(key)?);
+        if let Some(file) = self.open(key)? {
+            file.sync_data().map_err(|error| StoreError::io(key, &error))?;
+        }
+        self.settle()
+    }
+
+    fn mark_unsynced(&self) -> Result<()> {
+        let marker = self.folder.join(UNSYNCED);
+        match File::create_new(&marker) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(StoreError::io(marker.display(), &error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Syncs the whole file system where objects may lie in the store that nobody synced.
+    fn sync_marked(&self) -> io::Result<()> {
+        let marker = self.folder.join(UNSYNCED);
+        if fs::symlink_metadata(&marker).is_err() {
+            return Ok(());
+        }
+        // The marker goes first: one that a process leaves meanwhile is for the next.
+        fs::remove_file(&marker)?;
+        let synced = File::open(&self.folder).and_then(|folder| Ok(syncfs(&folder)?));
+        synced.inspect_err(|_| drop(File::create_new(&marker)))
     }
 }
 
@@ -244,6 +289,23 @@ mod tests {
         fs::write(&staged, "later").unwrap();
         assert_eq!(name(&staged, &path).unwrap(), Put::Present);
         assert_eq!(fs::read(&path).unwrap(), b"");
+    }
+
+    #[test]
+    fn what_nobody_synced_is_synced_before_anything_else_is_put() {
+        let folder = tempfile::tempdir().unwrap();
+        let [careless, careful] = [Durability::Unsynced, Durability::Synced]
+            .map(|durability| Local::new(folder.path().to_path_buf(), durability));
+        let key = Key::from("a/b");
+        careless.put(&key, b"b").unwrap();
+        careless.settle().unwrap();
+        assert_eq!(files(folder.path()), [UNSYNCED, "a"]);
+        careful.settle().unwrap();
+        assert_eq!(files(folder.path()), ["a"]);
+        assert_eq!(careless.put(&key, b"b").unwrap(), Put::Present);
+        careful.secure(&key).unwrap();
+        careful.secure(&Key::from("absent")).unwrap();
+        assert_eq!(files(folder.path()), ["a"]);
     }
 
     #[test]

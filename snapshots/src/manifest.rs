@@ -44,7 +44,8 @@ pub async fn get(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<Snap
         return Err(StoreError::new(Class::NotFound, id, why));
     };
     if SnapshotId::of(&bytes) != *id {
-        let why = "the manifest's bytes do not have the hash that is the snapshot's id";
+        let why = "the manifest's bytes do not have the hash that is the snapshot's id; move it away and publish the \
+                   checkpoint again";
         return Err(StoreError::new(Class::Integrity, key, why));
     }
     let manifest = SnapshotManifest::parse(&bytes)
@@ -66,7 +67,7 @@ pub async fn put_report(root: &Root, report: &Report) -> Result<()> {
     loop {
         let (number, latest) = latest_report(root, &report.model, &report.snapshot).await?;
         if latest.is_some_and(|latest| latest == bytes) {
-            return Ok(());
+            return root.secure(&layout::report(&report.model, &report.snapshot, number)).await;
         }
         let key = layout::report(&report.model, &report.snapshot, number + 1);
         if root.put_if_absent(&key, bytes.clone()).await? == Put::Written {

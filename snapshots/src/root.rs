@@ -1,4 +1,5 @@
-//! From a URL to a store: `file://` and plain paths. Writes to a local store are synced to disk before they count.
+//! From a URL to a store: `file://` and plain paths. Writes to a local store are synced to disk before they count,
+//! unless it was opened without.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -94,10 +95,22 @@ impl Root {
         apart("writing", move || {
             local.settle()?;
             let put = local.put(&key, &bytes)?;
-            local.settle()?;
+            match put {
+                Put::Written => local.settle()?,
+                Put::Present => local.secure(&key)?,
+            }
             Ok(put)
         })
         .await
+    }
+
+    /// Sees to it that the object under `key`, which is there, is on the disk.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub(crate) async fn secure(&self, key: &Key) -> Result<()> {
+        let (local, key) = (Arc::clone(&self.local), key.clone());
+        apart("syncing", move || local.secure(&key)).await
     }
 
     /// Writes `bytes` under `key` if nothing is there yet, on this thread. The bytes are on the disk when it returns;

@@ -275,14 +275,15 @@ mod tests {
         for encoding in [Encoding::F32, Encoding::Bf16, Encoding::F8E4m3fn, Encoding::Int8Sbf32] {
             let statistics = encode(encoding, Dtype::F64, 2, &rows).1;
             assert_eq!(
-                (statistics.overflow_rows, statistics.first_overflow_rows),
+                (statistics.overflow_rows, statistics.first_overflow_rows.clone()),
                 (1, vec![1]),
                 "{encoding:?}"
             );
-            assert_eq!((statistics.non_finite_rows, statistics.first_non_finite_rows), (1, vec![2]));
+            assert_eq!((statistics.non_finite_rows, statistics.first_non_finite_rows.clone()), (1, vec![2]));
             assert_eq!(statistics.non_finite_elements, 1);
             assert!(statistics.overflow_elements > 0);
             assert_eq!((statistics.min, statistics.max), (Some(1.0), Some(4.0)));
+            assert_eq!((statistics.beyond_elements, statistics.rms()), (2, (31f64 / 5.0).sqrt()));
         }
     }
 

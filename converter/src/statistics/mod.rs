@@ -16,9 +16,10 @@
 //!
 //! A row is *plain* if its elements are binary32 (those kept in binary64 are not), all finite and decode to something
 //! finite, if the largest magnitude is 0 or from 2^-40 to 2^50, and if the sums so made are finite. So binary32 holds
-//! the squares, and a sum of 64 of them is right to six digits. An error is the element minus what it decodes to.
-//! Every operation is rounded once, with no fused multiply-add. The largest error of a plain row is the root of its
-//! largest square, which is the error itself unless that is below 2^-63.
+//! the squares of the elements that count, and a sum of 64 of them is right to six digits. An error is the element
+//! minus what it decodes to; one below 2^-63, which is nothing beside such a row, may be lost. Every operation is
+//! rounded once, with no fused multiply-add. The largest error of a plain row is the root of its largest square,
+//! which is the error itself unless that is below 2^-63.
 //!
 //! So the sums depend on where blocks begin, but not on how a block's rows are handed over. Minimum, maximum and the
 //! largest error depend on no order; of equally large errors the first row is named.
@@ -60,6 +61,8 @@ pub struct Statistics {
     pub max: Option<f64>,
     /// The sum of the squares of the finite elements. Infinite only where binary64 elements make it so.
     pub sum_squares: f64,
+    /// Finite binary64 elements beyond binary32, which the sum leaves out.
+    pub beyond_elements: u64,
     /// Elements that are NaN or infinite.
     pub non_finite_elements: u64,
     /// Rows that hold a NaN or an infinity.
@@ -94,6 +97,7 @@ impl Statistics {
         self.min = [self.min, next.min].into_iter().flatten().reduce(f64::min);
         self.max = [self.max, next.max].into_iter().flatten().reduce(f64::max);
         self.sum_squares += next.sum_squares;
+        self.beyond_elements += next.beyond_elements;
         self.non_finite_elements += next.non_finite_elements;
         self.non_finite_rows += next.non_finite_rows;
         name_rows(&mut self.first_non_finite_rows, &next.first_non_finite_rows);
@@ -122,10 +126,11 @@ impl Statistics {
         self.sum_squares.sqrt()
     }
 
-    /// The root of the mean square of the finite elements; 0 where there are none.
+    /// The root of the mean square of the elements that are summed; 0 where there are none.
     #[must_use]
     pub fn rms(&self) -> f64 {
-        root_mean(self.sum_squares, self.elements - self.non_finite_elements)
+        let left_out = self.non_finite_elements.saturating_add(self.beyond_elements);
+        root_mean(self.sum_squares, self.elements.saturating_sub(left_out))
     }
 
     /// The root of the mean squared error, in the elements' own unit; 0 where nothing was compared.
@@ -305,6 +310,7 @@ impl BlockStatistics {
             block.max_error = row.max_error;
             block.max_error_row = Some(number);
         }
+        block.beyond_elements += beyond as u64;
         let non_finite = (row.elements - row.finite).saturating_sub(beyond);
         let overflowing = (row.finite - row.compared).saturating_add(beyond);
         if non_finite > 0 {

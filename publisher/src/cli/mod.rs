@@ -119,9 +119,15 @@ impl Context {
 
     fn durability(&self, option: &SyncOption) -> Result<Durability> {
         let no_sync = match given(option.no_sync.as_ref()) {
-            Some(text) => text
-                .parse()
-                .map_err(|_| Failure::usage(format!("--no-sync: {text:?} is neither true nor false")))?,
+            Some(text) => match text {
+                "true" | "1" | "yes" => true,
+                "false" | "0" | "no" => false,
+                _ => {
+                    let why =
+                        format!("--no-sync (or WEIGHBRIDGE_NO_SYNC): {text:?} is neither true nor false");
+                    return Err(Failure::usage(why));
+                }
+            },
             None => self.config.no_sync.unwrap_or(false),
         };
         Ok(if no_sync { Durability::Unsynced } else { Durability::Synced })
@@ -185,8 +191,8 @@ pub struct MemoryOption {
 #[command(next_help_heading = "Disk")]
 pub struct SyncOption {
     /// Do not wait until what is written is on the disk. It is faster, and safe from a crash of this process; but if
-    /// the machine crashes or loses power within the next minutes, what was written last may be lost or damaged, and
-    /// has to be made again [default: false].
+    /// the machine crashes or loses power before a command that does wait, what was written last may be lost or
+    /// damaged: `verify` names it, and once that has been moved away it can be made again [default: false].
     #[arg(long, env = "WEIGHBRIDGE_NO_SYNC", value_name = "BOOL", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "true")]
     no_sync: Option<String>,

@@ -9,6 +9,7 @@ mod pool;
 
 use std::fmt::Display;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
@@ -143,7 +144,12 @@ fn walk(
         let left = usize::try_from(chunk.size - done).unwrap_or(usize::MAX);
         buffer.truncate(left);
         let read = file.read_exact_at(&mut buffer, offset.saturating_add(done));
-        read.map_err(|error| StoreError::io(object, &error))?;
+        read.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                StoreError::new(Class::Integrity, object, "it became shorter while it was read")
+            }
+            _ => StoreError::io(object, &error),
+        })?;
         hasher.update(&buffer);
         take(done, &buffer)?;
         done += buffer.len() as u64;

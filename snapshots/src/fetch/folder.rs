@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with, statvfs};
+use rustix::io::Errno;
 
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::snapshot::{MANIFEST_FILE, SnapshotManifest};
@@ -91,7 +92,13 @@ impl Folder {
             }
         })?;
         let mut waiting = false;
-        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            if !matches!(error, Errno::WOULDBLOCK | Errno::INTR) {
+                let why = format!(
+                    "it cannot be locked ({error}); fetch into a folder of a file system that has locks"
+                );
+                return Err(StoreError::new(Class::Refused, path.display(), why));
+            }
             if !waiting {
                 tracing::info!(folder = %self.path.display(), "waiting for another fetch into this folder");
                 waiting = true;
@@ -161,13 +168,25 @@ impl Folder {
         materialise().map_err(|error: io::Error| StoreError::io(version.display(), &error))
     }
 
+    /// Syncs a version that is there already: whoever fetched it may have been killed before it was synced, or may not
+    /// sync.
+    pub(super) fn secure(&self, id: &SnapshotId, manifest: &SnapshotManifest) -> Result<()> {
+        let version = self.version(id);
+        let wanted = Wanted::of(manifest);
+        let files: Vec<_> = wanted.files.iter().map(|name| version.join(name)).collect();
+        let folders = wanted.folders.iter().map(|name| version.join(name));
+        let folders: Vec<_> = folders.chain([version.clone(), self.versions(), self.path.clone()]).collect();
+        let synced = self.sync(&files).and_then(|()| self.sync(&folders));
+        synced.map_err(|error| StoreError::io(version.display(), &error))
+    }
+
     /// Points `current` at a version, atomically.
     pub(super) fn flip(&self, id: &SnapshotId) -> Result<()> {
         let current = self.current();
         let target = Path::new("versions").join(id.to_string());
         let flip = || {
             if fs::read_link(&current).is_ok_and(|now| now == target) {
-                return Ok(());
+                return self.sync(std::slice::from_ref(&self.path));
             }
             let next = self.path.join(".current.next");
             remove(&next)?;

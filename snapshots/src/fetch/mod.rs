@@ -18,9 +18,9 @@ mod plan;
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::ModelName;
 
-use crate::error::{Class, Result, StoreError};
+use crate::error::{Class, Result};
 use crate::manifest;
-use crate::root::Root;
+use crate::root::{self, Root};
 
 pub use folder::Folder;
 
@@ -72,7 +72,11 @@ pub async fn fetch(
     let mut fetched = Fetched { snapshot: *id, bytes, bytes_read: 0, bytes_reused: bytes };
     let _lock = folder.lock().await?;
     if plan::is_complete(folder, id, &manifest, limits, progress).await? {
-        folder.flip(id)?;
+        apart(id, folder, move |folder, id| {
+            folder.secure(id, &manifest)?;
+            folder.flip(id)
+        })
+        .await?;
         return Ok(fetched);
     }
     let staging = folder.stage(id)?;
@@ -87,12 +91,20 @@ pub async fn fetch(
         folder.clear_staging();
     }
     downloaded?;
-    // Off this thread: syncing takes as long as the disk does.
-    let (folder, id) = (folder.clone(), *id);
-    let swapped = tokio::task::spawn_blocking(move || {
-        folder.materialise(&staging, &id, &manifest)?;
-        folder.flip(&id)
-    });
-    swapped.await.map_err(|error| StoreError::new(Class::Unreachable, id, error.to_string()))??;
+    apart(id, folder, move |folder, id| {
+        folder.materialise(&staging, id, &manifest)?;
+        folder.flip(id)
+    })
+    .await?;
     Ok(fetched)
+}
+
+/// Off the I/O threads: syncing takes as long as the disk does.
+async fn apart(
+    id: &SnapshotId,
+    folder: &Folder,
+    work: impl FnOnce(&Folder, &SnapshotId) -> Result<()> + Send + 'static,
+) -> Result<()> {
+    let (folder, id) = (folder.clone(), *id);
+    root::apart("fetching", move || work(&folder, &id)).await
 }
