@@ -92,7 +92,7 @@ pub async fn put(root: &Root, model: &ModelName, chunk: Chunk, bytes: Bytes) -> 
 /// Reads a chunk and checks its hash.
 ///
 /// # Errors
-/// As [`read`].
+/// [`Class::Integrity`] where it is absent, or is not what its name says; else as the store fails.
 pub async fn check(root: &Root, model: &ModelName, chunk: Chunk) -> Result<()> {
     let (root, model) = (root.clone(), model.clone());
     apart("reading", move || read(&root, &model, chunk, |_, _| Ok(()))).await
