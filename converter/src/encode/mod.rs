@@ -65,10 +65,7 @@ pub fn encoder(form: Form, source: Dtype, row_elements: usize) -> Option<Box<dyn
 enum Code {
     /// The fastest that the processor has.
     Fastest,
-    /// What the processor has, without AVX-512. For tests, as the next.
-    #[cfg(any(test, feature = "fuzzing"))]
-    Avx2,
-    /// Plain code.
+    /// Plain code; tests compare the other with it.
     #[cfg(any(test, feature = "fuzzing"))]
     Plain,
 }
@@ -80,10 +77,6 @@ impl Code {
             return false;
         }
         true
-    }
-
-    const fn may_be_avx512(self) -> bool {
-        matches!(self, Self::Fastest)
     }
 }
 

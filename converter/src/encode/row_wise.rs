@@ -56,8 +56,7 @@ impl RowWise {
         #[cfg(target_arch = "x86_64")]
         if self.code.may_be_avx2() && self.source != Dtype::F64 && self.stored_width == elements {
             let (values, encoded) = ((values, elements), (&mut *encoded, encoded_bytes));
-            let wide = self.code.may_be_avx512();
-            if super::avx2::quantize((self.form.encoding, wide), values, encoded, statistics, &mut plain) {
+            if super::avx2::quantize(self.form.encoding, values, encoded, statistics, &mut plain) {
                 return;
             }
         }

@@ -9,7 +9,6 @@ use safe_unaligned_simd::x86_64 as memory;
 use super::codes::{Line, most, write_codes};
 use super::lanes::{four_sums, largest, largest_of_each, smallest, smallest_of_each, to_array};
 use super::rows::{Found, Look, measure};
-use super::wide;
 use crate::encode::row_wise::PlainRows;
 use crate::statistics::{BlockStatistics, Errors, GROUP, LANES, PLAIN, PlainGroup, RUN};
 
@@ -22,17 +21,15 @@ const LARGEST_HALF_ROW: f32 = 16_384.0;
 pub(super) struct Rows<'s, 'e> {
     pub(super) width: usize,
     pub(super) encoded_bytes: usize,
-    /// Whether AVX-512 is to be used; only where [`wide::is_here`].
-    pub(super) wide: bool,
     pub(super) statistics: &'s mut BlockStatistics,
     pub(super) plain: &'s mut PlainRows<'e>,
 }
 
 /// What eight rows hold; a lane, or an index, is a row.
-pub(super) struct Looks {
-    pub(super) min: __m256,
-    pub(super) max: __m256,
-    pub(super) squares: [__m128; GROUP],
+struct Looks {
+    min: __m256,
+    max: __m256,
+    squares: [__m128; GROUP],
 }
 
 /// The scales and the like of eight rows, and the two as they are stored.
@@ -53,16 +50,8 @@ impl Rows<'_, '_> {
         for encoded in encoded.chunks_mut(rows * self.encoded_bytes) {
             let (values, behind) = rest.split_at(rest.len().min(rows * self.width));
             rest = behind;
-            if values.len() == GROUP * self.width {
-                let done = if self.wide && wide::is_here() {
-                    // SAFETY: the processor has been asked whether it has this part of AVX-512.
-                    unsafe { self.wide_group::<BITS, HALF>(values, behind, encoded) }
-                } else {
-                    self.group::<BITS, HALF>(values, behind, encoded)
-                };
-                if done {
-                    continue;
-                }
+            if values.len() == GROUP * self.width && self.group::<BITS, HALF>(values, behind, encoded) {
+                continue;
             }
             let rows = values.chunks_exact(self.width).zip(encoded.chunks_exact_mut(self.encoded_bytes));
             for (row, encoded) in rows {
@@ -92,30 +81,6 @@ impl Rows<'_, '_> {
             write_codes::<BITS, HALF>(row, lines.line(at), codes, &mut found);
             lines.store::<HALF>(at, parameters);
             group.take(at, found.largest(), four_sums(found.squares));
-        }
-        self.statistics.plain_group(self.width, &group.finish(&looks));
-        true
-    }
-
-    /// As [`Self::group`], by AVX-512.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-    fn wide_group<const BITS: u32, const HALF: bool>(
-        &mut self,
-        values: &[f32],
-        behind: &[f32],
-        encoded: &mut [u8],
-    ) -> bool {
-        let mut looks = wide::look(values, self.width);
-        let Some(lines) = looks.lines::<BITS, HALF>(values, self.width) else { return false };
-        let mut group = Group::new();
-        let rows = values.chunks_exact(self.width).zip(encoded.chunks_exact_mut(self.encoded_bytes));
-        let mut next = behind.chunks(self.width);
-        for (at, (row, encoded)) in rows.enumerate().take(GROUP) {
-            prefetch(next.next().unwrap_or_default());
-            let Some((codes, parameters)) = self.split(encoded) else { continue };
-            let found = wide::write_codes::<BITS, HALF>(row, lines.line(at), codes);
-            lines.store::<HALF>(at, parameters);
-            group.take(at, found.largest(), four_sums(found.squares()));
         }
         self.statistics.plain_group(self.width, &group.finish(&looks));
         true

@@ -6,7 +6,6 @@
 //! | `lanes` | registers: loading, and making one number of many |
 //! | `rows` | one row: minimum, maximum, squares, errors |
 //! | `codes` | elements to codes, codes to packed bytes |
-//! | `wide` | the quantizer's inner loops by AVX-512, where the processor has that too |
 //! | `groups` | the quantizer: eight rows at a time, so that what is done once a row is done once a group |
 //!
 //! Minimum and maximum are found in any order, which for a plain row leaves one question: which of two zeros. It is
@@ -19,7 +18,6 @@ mod codes;
 mod groups;
 mod lanes;
 mod rows;
-mod wide;
 
 use weighbridge_schemas::encoding::Encoding;
 
@@ -33,10 +31,10 @@ pub(super) fn is_here() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
-/// Encodes rows of `width` elements, to rows of `encoded_bytes`; by AVX-512 where that is here, and `wide` is true;
+/// Encodes rows of `width` elements, to rows of `encoded_bytes`;
 /// `plain` is for those that are not plain. False, and nothing is done, where not [`is_here`].
 pub(super) fn quantize(
-    (encoding, wide): (Encoding, bool),
+    encoding: Encoding,
     (values, width): (&[f32], usize),
     (encoded, encoded_bytes): (&mut [u8], usize),
     statistics: &mut BlockStatistics,
@@ -45,8 +43,7 @@ pub(super) fn quantize(
     if !is_here() || width == 0 {
         return false;
     }
-    let wide = wide && wide::is_here();
-    let mut rows = Rows { width, encoded_bytes, wide, statistics, plain };
+    let mut rows = Rows { width, encoded_bytes, statistics, plain };
     // SAFETY: the processor has been asked whether it has AVX2, FMA and F16C.
     unsafe {
         match encoding {
