@@ -38,7 +38,10 @@ def main():
         elif wanted in heading.lower():
             places.append((heading, found[2]))
     for heading, command in places:
-        figures = f"{datetime.date.today()}, commit {commit}; {run(command).strip()}\n"
+        printed = run(command).strip()
+        # A table begins behind an empty line.
+        between = ".\n\n" if printed.startswith("|") else "; "
+        figures = f"{datetime.date.today()}, commit {commit}{between}{printed}\n"
         # What was measured is kept even where a later command fails.
         text = PAGE.read_text()
         begin = text.index("<!-- figures -->\n", text.index(command)) + len("<!-- figures -->\n")
