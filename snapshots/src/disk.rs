@@ -51,7 +51,7 @@ pub(crate) fn start_writing(file: &File, offset: u64, bytes: usize) {
 
 /// Writes the front of `bytes` to the front of `file` past the page cache, as far as that goes, and tells how many
 /// bytes that is: none where they do not lie on a [`BLOCK`], are few, or the file system cannot do it. For what is to
-/// be on the disk at once, copying it into the page cache would cost ten times the processor's time, and push out
+/// be on the disk at once, copying it into the page cache would cost far more of the processor's time, and push out
 /// what others have there.
 ///
 /// # Errors

@@ -24,19 +24,15 @@ fn decode_singly<T>(row: &[T], half: impl Fn(&T) -> [u8; 2], decoded: &mut [f32]
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx,f16c")]
 fn decode_by_f16c<T>(row: &[T], half: impl Fn(&T) -> [u8; 2] + Copy, decoded: &mut [f32]) {
-    use std::arch::x86_64::{_mm_set_epi64x, _mm256_cvtph_ps, _mm256_storeu_ps};
+    use safe_unaligned_simd::x86_64::_mm256_storeu_ps;
+    use std::arch::x86_64::{_mm_set_epi64x, _mm256_cvtph_ps};
 
     let whole = decoded.len().min(row.len()) / 8 * 8;
     for (values, elements) in decoded.as_chunks_mut::<8>().0.iter_mut().zip(row.as_chunks::<8>().0) {
         let [a, b, c, d, e, f, g, h] = elements.each_ref().map(half);
         let low = i64::from_le_bytes([a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]]);
         let high = i64::from_le_bytes([e[0], e[1], f[0], f[1], g[0], g[1], h[0], h[1]]);
-        let wide = _mm256_cvtph_ps(_mm_set_epi64x(high, low));
-        #[expect(unsafe_code, reason = "there is no other way to store a register")]
-        // SAFETY: `values` has room for eight numbers.
-        unsafe {
-            _mm256_storeu_ps(values.as_mut_ptr(), wide);
-        }
+        _mm256_storeu_ps(values, _mm256_cvtph_ps(_mm_set_epi64x(high, low)));
     }
     decode_singly(row.get(whole..).unwrap_or_default(), half, decoded.get_mut(whole..).unwrap_or_default());
 }

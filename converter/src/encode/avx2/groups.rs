@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use safe_unaligned_simd::x86_64 as memory;
 
 use super::codes::{Line, most, write_codes};
-use super::lanes::{four_sums, largest, largest_of_each, smallest, smallest_of_each, to_array};
+use super::lanes::{four_sums, largest, smallest, to_array, utmost_of_each};
 use super::rows::{Found, Look, measure};
 use crate::encode::row_wise::PlainRows;
 use crate::statistics::{BlockStatistics, Errors, GROUP, LANES, PLAIN, PlainGroup, RUN};
@@ -150,7 +150,7 @@ fn look(values: &[f32], width: usize) -> Looks {
         high[at] = _mm256_max_ps(look.high[0], look.high[1]);
         squares[at] = four_sums(look.squares);
     }
-    Looks { min: smallest_of_each(&low), max: largest_of_each(&high), squares }
+    Looks { min: utmost_of_each::<false>(&low), max: utmost_of_each::<true>(&high), squares }
 }
 
 /// What a group's rows add to the statistics, so far.

@@ -56,50 +56,48 @@ pub(super) fn four_sums(lanes: Lanes) -> __m128 {
     _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight))
 }
 
+/// The smaller of two in each lane, or the larger one.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn pick<const LARGER: bool>(a: __m256, b: __m256) -> __m256 {
+    if LARGER { _mm256_max_ps(a, b) } else { _mm256_min_ps(a, b) }
+}
+
+/// The smallest of eight lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn smallest(eight: __m256) -> f32 {
-    let four = _mm_min_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_min_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_min_ss(two, _mm_movehdup_ps(two)))
+    utmost::<false>(eight)
 }
 
+/// The largest of eight lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn largest(eight: __m256) -> f32 {
-    let four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-    let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+    utmost::<true>(eight)
 }
 
-/// The smallest of each of eight registers, in order.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn smallest_of_each(rows: &[__m256; 8]) -> __m256 {
+fn utmost<const LARGER: bool>(eight: __m256) -> f32 {
+    let four = pick::<LARGER>(eight, _mm256_permute2f128_ps::<0x01>(eight, eight));
+    let two = pick::<LARGER>(four, _mm256_permute_ps::<0b01_00_11_10>(four));
+    _mm256_cvtss_f32(pick::<LARGER>(two, _mm256_movehdup_ps(two)))
+}
+
+/// The smallest, or the largest, of each of eight registers, in order.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn utmost_of_each<const LARGER: bool>(rows: &[__m256; 8]) -> __m256 {
     let mut quarters = [_mm256_setzero_ps(); 4];
     for (at, quarter) in quarters.iter_mut().enumerate() {
         let [even, odd] = interleaved(rows[2 * at], rows[2 * at + 1]);
-        *quarter = _mm256_min_ps(even, odd);
+        *quarter = pick::<LARGER>(even, odd);
     }
     let [a, b] = paired(quarters[0], quarters[1]);
     let [c, d] = paired(quarters[2], quarters[3]);
-    let [low, high] = halved(_mm256_min_ps(a, b), _mm256_min_ps(c, d));
-    _mm256_min_ps(low, high)
-}
-
-/// The largest of each of eight registers, in order.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn largest_of_each(rows: &[__m256; 8]) -> __m256 {
-    let mut quarters = [_mm256_setzero_ps(); 4];
-    for (at, quarter) in quarters.iter_mut().enumerate() {
-        let [even, odd] = interleaved(rows[2 * at], rows[2 * at + 1]);
-        *quarter = _mm256_max_ps(even, odd);
-    }
-    let [a, b] = paired(quarters[0], quarters[1]);
-    let [c, d] = paired(quarters[2], quarters[3]);
-    let [low, high] = halved(_mm256_max_ps(a, b), _mm256_max_ps(c, d));
-    _mm256_max_ps(low, high)
+    let [low, high] = halved(pick::<LARGER>(a, b), pick::<LARGER>(c, d));
+    pick::<LARGER>(low, high)
 }
 
 /// Elements of two rows in turn: what is combined of the two results belongs to the rows in turn.

@@ -31,8 +31,8 @@ pub(super) fn is_here() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
-/// Encodes rows of `width` elements, to rows of `encoded_bytes`;
-/// `plain` is for those that are not plain. False, and nothing is done, where not [`is_here`].
+/// Encodes rows of `width` elements, to rows of `encoded_bytes`; `plain` is for those that are not plain. False, and
+/// nothing is done, where not [`is_here`].
 pub(super) fn quantize(
     encoding: Encoding,
     (values, width): (&[f32], usize),
