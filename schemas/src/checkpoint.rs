@@ -137,10 +137,14 @@ fn middle_priority() -> u8 {
 
 fn uuid<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
+    if is_uuid(&text) { Ok(text) } else { Err(serde::de::Error::custom("id is not a lower-case UUID")) }
+}
+
+/// Whether `text` is a UUID in lower case.
+pub(crate) fn is_uuid(text: &str) -> bool {
     let groups: Vec<&str> = text.split('-').collect();
-    let right = groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12])
-        && groups.iter().all(|group| group.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')));
-    right.then_some(text).ok_or_else(|| serde::de::Error::custom("id is not a lower-case UUID"))
+    groups.iter().map(|group| group.len()).eq([8, 4, 4, 4, 12])
+        && groups.iter().all(|group| group.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
 }
 
 impl CheckpointManifest {

@@ -112,6 +112,13 @@ digest!(
     "file digest"
 );
 
+digest!(
+    /// The digest of what a checkpoint's files looked like, names and sizes: one that is still written looks different
+    /// from time to time.
+    ObservationId,
+    "observation"
+);
+
 fn parse_hex(text: &str) -> Option<[u8; 32]> {
     let digits = text.as_bytes();
     if digits.len() != 64 {

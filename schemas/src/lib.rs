@@ -14,6 +14,8 @@
 //! | [`policy`] | the policy: what to keep, rename and encode, and what must hold |
 //! | [`snapshot`] | the snapshot manifest, whose hash is the snapshot's id |
 //! | [`channel`] | channel entries, and the rule that says which publish may move a channel |
+//! | [`job`] | a queued publish: its record, plan, part results, decision, outcome, events, and the steps on the queue |
+//! | [`dead`] | dead letters: what cannot be published, and why |
 //! | [`report`] | the validation report: statistics and verdicts of the gates |
 //! | [`canonical`] | canonical bytes of a document |
 //! | [`schema`] | JSON Schemas generated from the types |
@@ -23,10 +25,12 @@
 pub mod canonical;
 pub mod channel;
 pub mod checkpoint;
+pub mod dead;
 pub mod dtype;
 pub mod encoding;
 pub mod error;
 pub mod ids;
+pub mod job;
 mod json;
 pub mod limits;
 pub mod names;

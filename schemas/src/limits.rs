@@ -96,3 +96,22 @@ pub const ROW_BYTES: u64 = 8 << 20;
 pub const LARGEST_CHUNK_BYTES: u64 = 32 << 20;
 /// Largest multiple that rows may be padded to, in bytes.
 pub const ROW_ALIGNMENT: u64 = 4096;
+
+/// Largest job record, and request to publish again, in bytes: a checkpoint manifest, and a policy.
+pub const JOB_RECORD_BYTES: usize = CHECKPOINT_MANIFEST_BYTES + 4 * POLICY_BYTES;
+/// Largest job plan, in bytes.
+pub const JOB_PLAN_BYTES: usize = 32 << 20;
+/// Most parts of a job.
+pub const PARTS: u64 = 100_000;
+/// Largest part result, in bytes.
+pub const PART_RESULT_BYTES: usize = 64 << 20;
+/// Most runs of rows in one part: each has statistics of its own in the result.
+pub const PART_RUNS: u64 = 20_000;
+/// Largest of a job's small documents, in bytes.
+pub const JOB_DOCUMENT_BYTES: usize = 256 << 10;
+/// Most events of a job that go into its dead letter.
+pub const DEAD_HISTORY: usize = 50;
+/// Largest dead letter, in bytes: a message in base64, and its history.
+pub const DEAD_LETTER_BYTES: usize = 32 << 20;
+/// Longest message of a failure in a document, in bytes.
+pub const WHY_BYTES: usize = 4096;

@@ -5,6 +5,8 @@ use schemars::schema_for;
 
 use crate::channel::ChannelEntry;
 use crate::checkpoint::CheckpointManifest;
+use crate::dead::DeadLetter;
+use crate::job::{Decision, Event, JobPlan, JobRecord, Outcome, PartResult, Republish, Step};
 use crate::policy::PolicyFile;
 use crate::report::Report;
 use crate::snapshot::SnapshotManifest;
@@ -15,8 +17,17 @@ pub fn all() -> Vec<(&'static str, String)> {
     let schemas = [
         ("channel.v1.json", schema_for!(ChannelEntry)),
         ("checkpoint.v1.json", schema_for!(CheckpointManifest)),
+        ("dead.v1.json", schema_for!(DeadLetter)),
+        ("decision.v1.json", schema_for!(Decision)),
+        ("event.v1.json", schema_for!(Event)),
+        ("job.v1.json", schema_for!(JobRecord)),
+        ("outcome.v1.json", schema_for!(Outcome)),
+        ("part.v1.json", schema_for!(PartResult)),
+        ("plan.v1.json", schema_for!(JobPlan)),
         ("policy.v1.json", schema_for!(PolicyFile)),
         ("report.v1.json", schema_for!(Report)),
+        ("republish.v1.json", schema_for!(Republish)),
+        ("step.v1.json", schema_for!(Step)),
         ("snapshot.v1.json", schema_for!(SnapshotManifest)),
     ];
     schemas.into_iter().map(|(name, schema)| (name, format!("{:#}\n", schema.as_value()))).collect()

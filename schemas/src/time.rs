@@ -19,6 +19,12 @@ impl Timestamp {
         let clamped = nanoseconds.clamp(0, jiff::Timestamp::MAX.as_nanosecond());
         Self(jiff::Timestamp::from_nanosecond(clamped).unwrap_or(jiff::Timestamp::UNIX_EPOCH))
     }
+
+    /// Nanoseconds since 1970; 0 for a time before, and the largest number for one after the year 2554.
+    #[must_use]
+    pub fn nanoseconds(self) -> u64 {
+        u64::try_from(self.0.as_nanosecond().max(0)).unwrap_or(u64::MAX)
+    }
 }
 
 impl fmt::Display for Timestamp {

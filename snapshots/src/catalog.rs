@@ -5,7 +5,7 @@ use object_store::path::Path as Key;
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
 
-use crate::error::{Result, StoreError};
+use crate::error::Result;
 use crate::layout;
 use crate::root::Root;
 
@@ -30,7 +30,7 @@ pub async fn channels(root: &Root, model: &ModelName) -> Result<Vec<ChannelName>
 /// # Errors
 /// As the store fails.
 pub async fn snapshots(root: &Root, model: &ModelName) -> Result<Vec<SnapshotId>> {
-    let mut found: Vec<_> = list(root, &layout::snapshots(model))
+    let mut found: Vec<_> = root.entries(&layout::snapshots(model))
         .await?
         .objects
         .into_iter()
@@ -40,14 +40,10 @@ pub async fn snapshots(root: &Root, model: &ModelName) -> Result<Vec<SnapshotId>
     Ok(found.into_iter().map(|(_, id)| id).collect())
 }
 
-async fn folders<N: std::str::FromStr + Ord>(root: &Root, folder: &Key) -> Result<Vec<N>> {
-    let prefixes = list(root, folder).await?.common_prefixes;
+/// The names of the folders in `folder` that are names of this kind, sorted.
+pub(crate) async fn folders<N: std::str::FromStr + Ord>(root: &Root, folder: &Key) -> Result<Vec<N>> {
+    let prefixes = root.entries(folder).await?.common_prefixes;
     let mut names: Vec<N> = prefixes.iter().filter_map(|prefix| prefix.filename()?.parse().ok()).collect();
     names.sort_unstable();
     Ok(names)
-}
-
-async fn list(root: &Root, folder: &Key) -> Result<object_store::ListResult> {
-    let listed = root.store().list_with_delimiter(Some(folder)).await;
-    listed.map_err(|error| StoreError::store(folder, &error))
 }

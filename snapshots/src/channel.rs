@@ -6,7 +6,6 @@
 //! and may be absent, old or wrong; where it is ahead of the log, entries have gone, and that is said.
 
 use bytes::Bytes;
-use futures::TryStreamExt;
 
 use weighbridge_schemas::channel::{ChannelEntry, ChannelSchema, Reason, entry_id};
 use weighbridge_schemas::ids::SnapshotId;
@@ -122,17 +121,9 @@ impl<'a> Channel<'a> {
     /// As the store fails.
     pub async fn sequences(&self) -> Result<Vec<u64>> {
         let folder = layout::channel(self.model, self.name);
-        let listed: Vec<_> = self
-            .root
-            .store()
-            .list(Some(&folder))
-            .try_collect()
-            .await
-            .map_err(|error| StoreError::store(&folder, &error))?;
-        let mut sequences: Vec<_> = listed
-            .iter()
-            .filter_map(|meta| layout::sequence(self.model, self.name, &meta.location))
-            .collect();
+        let keys = self.root.keys(&folder, None).await?;
+        let mut sequences: Vec<_> =
+            keys.iter().filter_map(|key| layout::sequence(self.model, self.name, key)).collect();
         sequences.sort_unstable();
         Ok(sequences)
     }

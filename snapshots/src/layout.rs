@@ -6,12 +6,22 @@
 //! models/MODEL/channels/NAME/000000000001     channel log: dense from 1, put-if-absent, never deleted
 //! models/MODEL/channels/NAME/hint             where to start looking: overwritten, and only advice
 //! models/MODEL/chunks/AB/ABCDEF...            content-addressed bytes, immutable
+//! models/MODEL/jobs/JOB/record                a queued publish; beside it plan, decision, outcome, each put-if-absent
+//! models/MODEL/jobs/JOB/parts/000000000001    part results: that of part 0 and so on
+//! models/MODEL/jobs/JOB/events/TIME-ID        what workers did, for people
+//! models/MODEL/jobs/JOB/gave-way/STEP-OTHER   jobs that were coalesced into this one
+//! models/MODEL/order/RUN/CHANNEL/STEP-JOB     which jobs there are, by step
+//! models/MODEL/admitted/000000000001          jobs that were let in to be converted: dense, put-if-absent
+//! models/MODEL/admitted/hint                  all before this number have ended: overwritten, and only advice
+//! models/MODEL/policies/NAME/000000000001     named policies: dense, put-if-absent, the highest rules
+//! dead/ID                                     dead letters; ID.requeued and ID.discarded say what became of them
 //! ```
 
 use object_store::path::{Path, PathPart};
 
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
-use weighbridge_schemas::names::{ChannelName, ModelName};
+use weighbridge_schemas::job::JobId;
+use weighbridge_schemas::names::{ChannelName, ModelName, PolicyName, RunName};
 
 /// Digits of a sequence number in a key, so that keys sort as numbers.
 const SEQUENCE_DIGITS: usize = 12;
@@ -98,6 +108,183 @@ pub fn chunks(model_name: &ModelName) -> Path {
 pub fn chunk(model: &ModelName, id: &ChunkId) -> Path {
     let hex = id.to_string();
     child(&child(&chunks(model), &hex[..2]), &hex)
+}
+
+/// Where a model's jobs lie.
+#[must_use]
+pub fn jobs(model_name: &ModelName) -> Path {
+    child(&model(model_name), "jobs")
+}
+
+/// Where a job's documents lie.
+#[must_use]
+pub fn job(model: &ModelName, job: &JobId) -> Path {
+    child(&jobs(model), job.as_str())
+}
+
+/// One of a job's documents.
+#[must_use]
+pub fn job_document(model: &ModelName, id: &JobId, document: JobDocument) -> Path {
+    child(&job(model, id), document.name())
+}
+
+/// The documents that a job has one of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobDocument {
+    /// What is published.
+    Record,
+    /// Its parts.
+    Plan,
+    /// Whether it may move its channel.
+    Decision,
+    /// How it ended.
+    Outcome,
+}
+
+impl JobDocument {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Record => "record",
+            Self::Plan => "plan",
+            Self::Decision => "decision",
+            Self::Outcome => "outcome",
+        }
+    }
+}
+
+/// Where a job's part results lie.
+#[must_use]
+pub fn parts(model: &ModelName, id: &JobId) -> Path {
+    child(&job(model, id), "parts")
+}
+
+/// The result of part `part`, from 0 on.
+#[must_use]
+pub fn part(model: &ModelName, id: &JobId, part: u64) -> Path {
+    child(&parts(model, id), &format!("{:0SEQUENCE_DIGITS$}", part.saturating_add(1)))
+}
+
+/// The part, from 0 on, whose result lies under `key`; `None` for anything else.
+#[must_use]
+pub fn part_number(key: &Path) -> Option<u64> {
+    last_number(key)?.checked_sub(1)
+}
+
+/// Where a job's events lie.
+#[must_use]
+pub fn events(model: &ModelName, id: &JobId) -> Path {
+    child(&job(model, id), "events")
+}
+
+/// An event that began `nanoseconds` after 1970, and has an `id` of its own: events sort by time.
+#[must_use]
+pub fn event(model: &ModelName, job: &JobId, nanoseconds: u64, id: &str) -> Path {
+    child(&events(model, job), &format!("{nanoseconds:0STEP_DIGITS$}-{id}"))
+}
+
+/// Digits of a step, or of nanoseconds, in a key.
+const STEP_DIGITS: usize = 20;
+
+/// Where the jobs that gave way to a job are noted.
+#[must_use]
+pub fn gave_way(model: &ModelName, id: &JobId) -> Path {
+    child(&job(model, id), "gave-way")
+}
+
+/// The note in job `to` that `job`, of `step`, gave way to it.
+#[must_use]
+pub fn gave_way_note(model: &ModelName, to: &JobId, step: u64, job: &JobId) -> Path {
+    child(&gave_way(model, to), &step_key(step, job))
+}
+
+/// Where the jobs of a run that want a channel are noted.
+#[must_use]
+pub fn order(model_name: &ModelName, run: &RunName, channel: &ChannelName) -> Path {
+    child(&child(&child(&model(model_name), "order"), run.as_str()), channel.as_str())
+}
+
+/// The note that there is `job`, of `step`.
+#[must_use]
+pub fn order_note(model: &ModelName, run: &RunName, channel: &ChannelName, step: u64, job: &JobId) -> Path {
+    child(&order(model, run, channel), &step_key(step, job))
+}
+
+fn step_key(step: u64, job: &JobId) -> String {
+    format!("{step:0STEP_DIGITS$}-{job}")
+}
+
+/// The step and the job of a note.
+#[must_use]
+pub fn noted(key: &Path) -> Option<(u64, JobId)> {
+    let (step, job) = key.filename()?.split_once('-')?;
+    let digits = step.len() == STEP_DIGITS && step.bytes().all(|byte| byte.is_ascii_digit());
+    Some((step.parse().ok().filter(|_| digits)?, job.parse().ok()?))
+}
+
+/// Where the jobs that were let in are noted.
+#[must_use]
+pub fn admitted(model_name: &ModelName) -> Path {
+    child(&model(model_name), "admitted")
+}
+
+/// The job that was let in as number `sequence`.
+#[must_use]
+pub fn admission(model: &ModelName, sequence: u64) -> Path {
+    child(&admitted(model), &format!("{sequence:0SEQUENCE_DIGITS$}"))
+}
+
+/// Where to start looking for jobs that were let in and have not ended.
+#[must_use]
+pub fn admitted_hint(model: &ModelName) -> Path {
+    child(&admitted(model), "hint")
+}
+
+/// Where a model's named policies lie.
+#[must_use]
+pub fn policies(model_name: &ModelName) -> Path {
+    child(&model(model_name), "policies")
+}
+
+/// Where the versions of a named policy lie.
+#[must_use]
+pub fn policy(model: &ModelName, name: &PolicyName) -> Path {
+    child(&policies(model), name.as_str())
+}
+
+/// Version `sequence` of a named policy.
+#[must_use]
+pub fn policy_version(model: &ModelName, name: &PolicyName, sequence: u64) -> Path {
+    child(&policy(model, name), &format!("{sequence:0SEQUENCE_DIGITS$}"))
+}
+
+/// The number that ends `key`, as entries of a dense log have one.
+#[must_use]
+pub fn number(key: &Path) -> Option<u64> {
+    last_number(key)
+}
+
+/// Where dead letters lie.
+#[must_use]
+pub fn dead_letters() -> Path {
+    Path::from("dead")
+}
+
+/// A dead letter; `id` is a job's, or a digest.
+#[must_use]
+pub fn dead_letter(id: &str) -> Path {
+    child(&dead_letters(), id)
+}
+
+/// The note that a dead letter was queued again.
+#[must_use]
+pub fn dead_requeued(id: &str) -> Path {
+    child(&dead_letters(), &format!("{id}.requeued"))
+}
+
+/// The note that a dead letter was discarded.
+#[must_use]
+pub fn dead_discarded(id: &str) -> Path {
+    child(&dead_letters(), &format!("{id}.discarded"))
 }
 
 fn child(parent: &Path, part: &str) -> Path {

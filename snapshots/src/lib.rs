@@ -10,6 +10,9 @@
 //! | [`files`] | how tensors are laid out in a snapshot's safetensors files |
 //! | [`manifest`] | snapshot manifests and validation reports in the store |
 //! | [`channel`] | the channel log |
+//! | [`jobs`] | the documents of queued publishes |
+//! | [`dead`] | dead letters |
+//! | [`policies`] | named policies |
 //! | [`catalog`] | what a store holds: models, snapshots, channels |
 //! | [`reference`](mod@reference) | `MODEL[@CHANNEL or @SNAPSHOT]`, and what it points at |
 //! | [`fetch`] | plan, download, materialise, swap |
@@ -22,13 +25,16 @@
 pub mod catalog;
 pub mod channel;
 pub mod chunk;
+pub mod dead;
 mod disk;
 pub mod error;
 pub mod fetch;
 pub mod files;
+pub mod jobs;
 pub mod layout;
 mod local;
 pub mod manifest;
+pub mod policies;
 pub mod reference;
 pub mod root;
 pub mod verify;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
@@ -19,6 +20,34 @@ use crate::local::Local;
 pub struct Root {
     store: Arc<dyn ObjectStore>,
     local: Arc<Local>,
+    intercept: Option<Arc<dyn Intercept>>,
+}
+
+/// What stands between a [`Root`] and its store: it may slow requests down, have them fail before or after they were
+/// done, or end the process there. Called on threads that may wait.
+pub trait Intercept: std::fmt::Debug + Send + Sync {
+    /// Before a request; an error takes the request's place, and nothing is done.
+    ///
+    /// # Errors
+    /// What the caller is to be told.
+    fn before(&self, request: &Request) -> Result<()>;
+
+    /// After a request that succeeded; an error takes the place of what it gave.
+    ///
+    /// # Errors
+    /// What the caller is to be told.
+    fn after(&self, request: &Request) -> Result<()>;
+}
+
+/// A request to the store.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// `put_if_absent`, `put_ahead`, `put_advice`, `get`, `size`, `list`, `holds`, `open` or `secure`.
+    pub name: &'static str,
+    /// Of what.
+    pub key: Key,
+    /// How many bytes it writes.
+    pub bytes: usize,
 }
 
 /// Whether a store that is not there yet is made.
@@ -70,7 +99,46 @@ impl Root {
         let store =
             LocalFileSystem::new_with_prefix(&path).map_err(|error| StoreError::store(&shown, &error))?;
         let store = Arc::new(store.with_fsync(durability == Durability::Synced));
-        Ok(Self { store, local: Arc::new(Local::new(path, durability)) })
+        Ok(Self { store, local: Arc::new(Local::new(path, durability)), intercept: None })
+    }
+
+    /// The same store, behind `intercept`.
+    #[must_use]
+    pub fn behind(mut self, intercept: Arc<dyn Intercept>) -> Self {
+        self.intercept = Some(intercept);
+        self
+    }
+
+    /// Does `work` on this thread, unless something stands in the way.
+    fn request<T>(
+        &self,
+        name: &'static str,
+        key: &Key,
+        bytes: usize,
+        work: impl FnOnce(&Local) -> Result<T>,
+    ) -> Result<T> {
+        let Some(intercept) = &self.intercept else { return work(&self.local) };
+        let request = Request { name, key: key.clone(), bytes };
+        intercept.before(&request)?;
+        let done = work(&self.local)?;
+        intercept.after(&request)?;
+        Ok(done)
+    }
+
+    /// As [`Self::request`], of work that waits by itself.
+    async fn request_async<T>(
+        &self,
+        name: &'static str,
+        key: &Key,
+        work: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        let Some(intercept) = self.intercept.clone() else { return work.await };
+        let request = Request { name, key: key.clone(), bytes: 0 };
+        let told = apart(name, move || intercept.before(&request).map(|()| (intercept, request)));
+        let (intercept, request) = told.await?;
+        let done = work.await?;
+        apart(name, move || intercept.after(&request)).await?;
+        Ok(done)
     }
 
     /// The store.
@@ -91,17 +159,29 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails; an object that is there already is no error.
     pub async fn put_if_absent(&self, key: &Key, bytes: Bytes) -> Result<Put> {
-        let (local, key) = (Arc::clone(&self.local), key.clone());
+        let (root, key) = (self.clone(), key.clone());
         apart("writing", move || {
-            local.settle()?;
-            let put = local.put(&key, &bytes)?;
-            match put {
-                Put::Written => local.settle()?,
-                Put::Present => local.secure(&key)?,
-            }
-            Ok(put)
+            root.request("put_if_absent", &key, bytes.len(), |local| {
+                local.settle()?;
+                let put = local.put(&key, &bytes)?;
+                match put {
+                    Put::Written => local.settle()?,
+                    Put::Present => local.secure(&key)?,
+                }
+                Ok(put)
+            })
         })
         .await
+    }
+
+    /// Writes `bytes` under `key` if nothing is there yet. Its name may be lost if the machine crashes soon: for
+    /// history, on which nothing rests.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub async fn put_history(&self, key: &Key, bytes: Bytes) -> Result<Put> {
+        let (root, key) = (self.clone(), key.clone());
+        apart("writing", move || root.put_ahead(&key, &bytes)).await
     }
 
     /// Sees to it that the object under `key`, which is there, is on the disk.
@@ -109,8 +189,8 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub(crate) async fn secure(&self, key: &Key) -> Result<()> {
-        let (local, key) = (Arc::clone(&self.local), key.clone());
-        apart("syncing", move || local.secure(&key)).await
+        let (root, key) = (self.clone(), key.clone());
+        apart("syncing", move || root.request("secure", &key, 0, |local| local.secure(&key))).await
     }
 
     /// Writes `bytes` under `key` if nothing is there yet, on this thread. The bytes are on the disk when it returns;
@@ -119,7 +199,7 @@ impl Root {
     /// # Errors
     /// As [`Self::put_if_absent`].
     pub(crate) fn put_ahead(&self, key: &Key, bytes: &[u8]) -> Result<Put> {
-        self.local.put(key, bytes)
+        self.request("put_ahead", key, bytes.len(), |local| local.put(key, bytes))
     }
 
     /// Whether the object under `key` is `bytes`, read on this thread. If it is, it is on the disk.
@@ -127,7 +207,7 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub(crate) fn holds(&self, key: &Key, bytes: &[u8]) -> Result<bool> {
-        self.local.holds(key, bytes)
+        self.request("holds", key, 0, |local| local.holds(key, bytes))
     }
 
     /// Opens the object under `key`, on this thread; `None` where nothing is there.
@@ -135,7 +215,7 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub(crate) fn open_object(&self, key: &Key) -> Result<Option<File>> {
-        self.local.open(key)
+        self.request("open", key, 0, |local| local.open(key))
     }
 
     /// Writes `bytes` under `key`, whatever is there. For advice only.
@@ -144,8 +224,11 @@ impl Root {
     /// [`StoreError`] where the store fails.
     pub async fn put_advice(&self, key: &Key, bytes: Bytes) -> Result<()> {
         self.local.path(key)?;
-        let put = self.store.put(key, PutPayload::from_bytes(bytes)).await;
-        put.map(drop).map_err(|error| StoreError::store(key, &error))
+        self.request_async("put_advice", key, async {
+            let put = self.store.put(key, PutPayload::from_bytes(bytes)).await;
+            put.map(drop).map_err(|error| StoreError::store(key, &error))
+        })
+        .await
     }
 
     /// The bytes under `key`, or `None` where nothing is there.
@@ -154,6 +237,10 @@ impl Root {
     /// [`Class::Integrity`] where the object is larger than `limit` bytes; else as the store fails.
     pub async fn get(&self, key: &Key, limit: usize) -> Result<Option<Bytes>> {
         self.local.path(key)?;
+        self.request_async("get", key, self.get_now(key, limit)).await
+    }
+
+    async fn get_now(&self, key: &Key, limit: usize) -> Result<Option<Bytes>> {
         let found = match self.store.get(key).await {
             Ok(found) => found,
             Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -172,11 +259,44 @@ impl Root {
     /// [`StoreError`] where the store fails.
     pub async fn size(&self, key: &Key) -> Result<Option<u64>> {
         self.local.path(key)?;
-        match self.store.head(key).await {
-            Ok(found) => Ok(Some(found.size)),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(StoreError::store(key, &error)),
-        }
+        self.request_async("size", key, async {
+            match self.store.head(key).await {
+                Ok(found) => Ok(Some(found.size)),
+                Err(object_store::Error::NotFound { .. }) => Ok(None),
+                Err(error) => Err(StoreError::store(key, &error)),
+            }
+        })
+        .await
+    }
+
+    /// The keys below `folder`, sorted; only those behind `after`, where it is given.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub async fn keys(&self, folder: &Key, after: Option<&Key>) -> Result<Vec<Key>> {
+        self.request_async("list", folder, async {
+            let listed = match after {
+                Some(after) => self.store.list_with_offset(Some(folder), after),
+                None => self.store.list(Some(folder)),
+            };
+            let listed = listed.map_ok(|meta| meta.location).try_collect::<Vec<_>>().await;
+            let mut keys = listed.map_err(|error| StoreError::store(folder, &error))?;
+            keys.sort_unstable();
+            Ok(keys)
+        })
+        .await
+    }
+
+    /// What lies directly in `folder`: objects and folders.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub async fn entries(&self, folder: &Key) -> Result<object_store::ListResult> {
+        self.request_async("list", folder, async {
+            let listed = self.store.list_with_delimiter(Some(folder)).await;
+            listed.map_err(|error| StoreError::store(folder, &error))
+        })
+        .await
     }
 }
 

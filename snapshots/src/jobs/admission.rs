@@ -1,0 +1,95 @@
+//! How many jobs of a model are converted at once: so that one model's flood leaves workers to others.
+//!
+//! Those that were let in stand in a dense log, written by put-if-absent alone. A job gets the next number if fewer than
+//! the cap of those before have not ended; who loses the race for a number counts anew, so the cap is never passed. A
+//! hint says up to where all have ended: it saves reading, and is only advice.
+
+use bytes::Bytes;
+
+use weighbridge_schemas::job::JobId;
+use weighbridge_schemas::names::ModelName;
+
+use super::Job;
+use crate::error::{Class, Result, StoreError};
+use crate::layout;
+use crate::root::{Put, Root};
+
+/// Whether a job may be converted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admission {
+    /// It may; it was let in now or before.
+    In,
+    /// So many others of its model are being converted that it has to wait.
+    Full,
+}
+
+/// How often a job tries for the next number.
+const ATTEMPTS: usize = 100;
+
+/// Lets `job` in, if fewer than `cap` others have been let in and have not ended.
+///
+/// # Errors
+/// [`Class::Conflict`] where others keep winning; else as the store fails.
+pub async fn admit(root: &Root, model: &ModelName, job: &JobId, cap: usize) -> Result<Admission> {
+    for _ in 0..ATTEMPTS {
+        let (open, next) = open(root, model).await?;
+        if open.contains(job) {
+            return Ok(Admission::In);
+        }
+        if open.len() >= cap {
+            return Ok(Admission::Full);
+        }
+        let key = layout::admission(model, next);
+        if root.put_if_absent(&key, Bytes::from(job.to_string())).await? == Put::Written {
+            return Ok(Admission::In);
+        }
+    }
+    let why = format!("others were let in {ATTEMPTS} times meanwhile");
+    Err(StoreError::new(Class::Conflict, layout::admitted(model), why))
+}
+
+/// Those that were let in and have not ended, and the next free number.
+async fn open(root: &Root, model: &ModelName) -> Result<(Vec<JobId>, u64)> {
+    let hint_key = layout::admitted_hint(model);
+    let hint = root.get(&hint_key, 32).await.ok().flatten();
+    let hint = hint.and_then(|bytes| str::from_utf8(&bytes).ok()?.parse::<u64>().ok()).unwrap_or(1).max(1);
+    // The last one before is listed too: without any, the hint is not believed.
+    let before = (hint > 1).then(|| layout::admission(model, hint.saturating_sub(2)));
+    let mut numbers = numbers(root, model, before.as_ref()).await?;
+    let hinted = numbers.first() == Some(&hint.saturating_sub(1));
+    let first = if hint > 1 && !hinted {
+        numbers = self::numbers(root, model, None).await?;
+        1
+    } else {
+        hint
+    };
+    let mut open = Vec::new();
+    let mut ended_before = first;
+    for &number in numbers.iter().filter(|&&number| number >= first) {
+        let job = admitted(root, model, number).await?;
+        let ended = Job::new(root, model, &job).outcome().await?.is_some();
+        if !ended {
+            open.push(job);
+        } else if open.is_empty() {
+            ended_before = number.saturating_add(1);
+        }
+    }
+    if ended_before > hint
+        && let Err(error) = root.put_advice(&hint_key, Bytes::from(ended_before.to_string())).await
+    {
+        tracing::debug!(%error, "no hint left");
+    }
+    Ok((open, numbers.last().map_or(1, |last| last.saturating_add(1))))
+}
+
+async fn numbers(root: &Root, model: &ModelName, after: Option<&object_store::path::Path>) -> Result<Vec<u64>> {
+    let keys = root.keys(&layout::admitted(model), after).await?;
+    Ok(keys.iter().filter_map(layout::number).collect())
+}
+
+async fn admitted(root: &Root, model: &ModelName, number: u64) -> Result<JobId> {
+    let key = layout::admission(model, number);
+    let bytes = root.get(&key, 64).await?;
+    let job = bytes.as_deref().and_then(|bytes| str::from_utf8(bytes).ok()?.parse().ok());
+    job.ok_or_else(|| StoreError::new(Class::Integrity, key, "it does not name the job that was let in"))
+}
