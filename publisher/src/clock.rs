@@ -17,3 +17,10 @@ pub fn now() -> Timestamp {
 pub fn operation_id() -> String {
     uuid::Uuid::new_v4().to_string()
 }
+
+/// A random number from 0 to 1.
+#[must_use]
+pub fn fraction() -> f64 {
+    let bytes = uuid::Uuid::new_v4().into_bytes();
+    f64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])) / f64::from(u32::MAX)
+}

@@ -4,6 +4,7 @@ use std::fmt;
 
 use weighbridge_converter::error::{Class as ReadClass, ReadError};
 use weighbridge_converter::shape::select::SelectError;
+use weighbridge_queue::error::Error as QueueError;
 use weighbridge_schemas::error::{DocumentError, Kind};
 use weighbridge_snapshots::error::{Class as StoreClass, StoreError};
 
@@ -118,5 +119,17 @@ impl From<SelectError> for Failure {
 impl From<DocumentError> for Failure {
     fn from(error: DocumentError) -> Self {
         Self { kind: Kind::Permanent, class: "bad_document", message: error.to_string(), exit: Exit::Usage }
+    }
+}
+
+impl From<QueueError> for Failure {
+    fn from(error: QueueError) -> Self {
+        let (class, exit) = match error {
+            QueueError::LeaseLost { .. } => ("lease_lost", Exit::Failed),
+            QueueError::Unreachable { .. } => ("queue_unreachable", Exit::Unreachable),
+            QueueError::UnknownOutcome { .. } => ("queue_unknown_outcome", Exit::Unreachable),
+            QueueError::Refused { .. } => ("queue_refused", Exit::Usage),
+        };
+        Self { kind: error.kind(), class, message: error.to_string(), exit }
     }
 }

@@ -3,6 +3,9 @@
 //! | room | holds |
 //! |---|---|
 //! | [`job`] | one publish of one checkpoint, a file a stage, in reading order |
+//! | [`steps`] | a queued publish: what a worker does with a message, a file a step |
+//! | [`worker`] | takes messages, and keeps them while they are worked on |
+//! | [`metrics`] | figures of what is done |
 //! | [`gates`] | validation rules, a file each |
 //! | [`cli`] | the command line, a file a command |
 //! | [`sources`] | from a path or URL of a checkpoint to where it lies |
@@ -16,4 +19,7 @@ pub mod config;
 pub mod error;
 pub mod gates;
 pub mod job;
+pub mod metrics;
 pub mod sources;
+pub mod steps;
+pub mod worker;

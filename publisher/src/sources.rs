@@ -24,9 +24,9 @@ use object_store::{ClientOptions, ObjectStore, RetryConfig};
 use url::Url;
 
 use weighbridge_converter::source::{Location, RemoteLocation};
-use weighbridge_schemas::error::shorten;
+use weighbridge_schemas::error::{Kind, shorten};
 
-use crate::error::{Failure, Result};
+use crate::error::{Exit, Failure, Result};
 
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -142,6 +142,90 @@ fn install_cryptography() {
         // Only a second call in one process fails, and the first one counts then.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
+}
+
+/// Where checkpoints may lie that are dropped on the queue: whoever may write to it could otherwise have a worker read
+/// whatever it can.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allowed(Vec<String>);
+
+impl Default for Allowed {
+    /// All folders of this machine, and no object store.
+    fn default() -> Self {
+        Self(vec!["/".to_owned()])
+    }
+}
+
+impl Allowed {
+    /// These prefixes: absolute paths, or URLs.
+    ///
+    /// # Errors
+    /// A usage failure for a prefix that is neither.
+    pub fn new(prefixes: &[String]) -> Result<Self> {
+        let read = |prefix: &String| match locate(prefix.as_ref())? {
+            Location::Local(path) if path.is_relative() => {
+                Err(Failure::usage(format!("sources.allow: {prefix:?} is neither an absolute path nor a URL")))
+            }
+            Location::Local(path) => plain(&path).ok_or_else(|| {
+                Failure::usage(format!("sources.allow: {prefix:?} has a .. in it, or is not UTF-8"))
+            }),
+            Location::Remote(_) => Ok(prefix.clone()),
+        };
+        prefixes.iter().map(read).collect::<Result<_>>().map(Self)
+    }
+
+    /// Refuses a checkpoint's location that is not below one of the prefixes. Links count as what they point at.
+    ///
+    /// # Errors
+    /// A permanent failure.
+    pub fn check(&self, location: &str) -> Result<()> {
+        let within = match locate(location.as_ref())? {
+            Location::Local(path) if path.is_relative() => {
+                return Err(forbidden(location, "a worker cannot know what it is relative to; give an absolute path"));
+            }
+            Location::Local(path) => {
+                let Some(written) = plain(&path) else {
+                    return Err(forbidden(location, "it has a .. in it, or is not UTF-8; give the plain path"));
+                };
+                let real = std::fs::canonicalize(&path).ok();
+                self.0.iter().any(|prefix| {
+                    let real_prefix = std::fs::canonicalize(prefix).unwrap_or_else(|_| prefix.into());
+                    PathBuf::from(&written).starts_with(prefix)
+                        && real.as_ref().is_none_or(|real| real.starts_with(&real_prefix))
+                })
+            }
+            Location::Remote(_) => self.0.iter().any(|prefix| {
+                let prefix = prefix.trim_end_matches('/');
+                location.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+                    && !location.split('/').any(|part| part == "..")
+            }),
+        };
+        if within {
+            return Ok(());
+        }
+        let why = format!(
+            "it is not below any place that workers may read from ({}); add it to sources.allow in weighbridge.toml, and \
+             `weighbridge dead requeue` the job",
+            self.0.join(", ")
+        );
+        Err(forbidden(location, &why))
+    }
+}
+
+fn forbidden(location: &str, why: &str) -> Failure {
+    Failure {
+        kind: Kind::Permanent,
+        class: "source_not_allowed",
+        message: format!("{}: {why}", shorten(location)),
+        exit: Exit::Usage,
+    }
+}
+
+/// A path without `.` and `..`, as text.
+fn plain(path: &std::path::Path) -> Option<String> {
+    let plain: PathBuf = path.components().collect();
+    let up = plain.components().any(|part| part == std::path::Component::ParentDir);
+    plain.to_str().filter(|_| !up).map(str::to_owned)
 }
 
 #[cfg(test)]

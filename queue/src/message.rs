@@ -58,3 +58,15 @@ pub enum Device {
         wait: Duration,
     },
 }
+
+impl Priority {
+    /// The class of a manifest's priority, 0 to 9.
+    #[must_use]
+    pub const fn of(priority: u8) -> Self {
+        match priority {
+            0..=2 => Self::Low,
+            3..=6 => Self::Normal,
+            _ => Self::High,
+        }
+    }
+}

@@ -383,6 +383,9 @@ pub struct Event {
     /// Why it is tried again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Why>,
+    /// In how many milliseconds it is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again_in: Option<u64>,
     /// What the checkpoint's files looked like, where it was not complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed: Option<ObservationId>,

@@ -115,6 +115,16 @@ impl<'a> Channel<'a> {
         Ok(log)
     }
 
+    /// The entry of `operation` among the newest `most`; `None` where there is none. Whoever goes on with an operation
+    /// that may have been done before looks for its entry first, since others may have moved the channel since.
+    ///
+    /// # Errors
+    /// As [`Self::log`].
+    pub async fn entry_of(&self, operation: &Operation, most: usize) -> Result<Option<ChannelEntry>> {
+        let id = entry_id(&operation.id, self.name);
+        Ok(self.log(most).await?.into_iter().find(|entry| entry.id == id))
+    }
+
     /// The numbers of the entries that are there, ascending.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weighbridge_schemas::checkpoint::ManifestFile;
+use weighbridge_schemas::ids::ObservationId;
 use weighbridge_schemas::limits;
 
 use crate::checkpoint::Record;
@@ -218,6 +219,23 @@ impl Source {
             Place::Local(own) => own.relative(folder),
             Place::Remote(_) => None,
         }
+    }
+
+    /// What the checkpoint's files look like, by names and sizes: of one that is still being written it changes. Files
+    /// that cannot be looked at count by their names.
+    ///
+    /// # Errors
+    /// As [`Source::names`].
+    pub fn observe(&self) -> Result<ObservationId> {
+        let names = match &self.entry {
+            Some(entry) => vec![entry.clone()],
+            None => self.names()?,
+        };
+        let sizes = names.iter().map(|name| {
+            let size = self.file(name).map_or(0, |file| file.len());
+            format!("{size} {name}\n")
+        });
+        Ok(ObservationId::of(sizes.collect::<String>().as_bytes()))
     }
 
     /// Whether the file at `name` was looked up before.

@@ -17,9 +17,9 @@ use weighbridge_snapshots::reference::{PREFIX_DIGITS, Reference};
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::output::short;
-use super::publish::REJECTED;
 use super::{Context, channels, default_channel};
 use crate::error::{Exit, Failure, Result};
+use crate::gates::REJECTED;
 
 /// The channel that is meant.
 #[derive(Debug, Args)]

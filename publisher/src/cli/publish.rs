@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use weighbridge_converter::source::{Location, Source};
 use weighbridge_schemas::checkpoint::{CheckpointManifest, Format};
 use weighbridge_schemas::error::Kind;
+use weighbridge_schemas::job::Ended;
 use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
 use weighbridge_schemas::policy::Policy;
 use weighbridge_schemas::report::Outcome as Gated;
@@ -23,11 +24,10 @@ use super::output::{bytes, error_object, plain, short};
 use super::{BudgetOptions, Context, SyncOption, manifest};
 use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
-use crate::job::{self, Outcome, Published, Request};
+use crate::gates::REJECTED;
+use crate::job::{self, Published, Request};
 use crate::sources;
 
-/// The class of a failure that a gate's no is.
-pub(super) const REJECTED: &str = "rejected_by_gate";
 /// The run of a checkpoint for which none is named.
 const DEFAULT_RUN: &str = "default";
 /// How many encoded tensors are shown to people.
@@ -330,9 +330,9 @@ fn text(request: &Request, published: &Published, took: Duration) -> String {
 fn outcome(request: &Request, published: &Published) -> String {
     let (name, channel) = (published.outcome.as_str(), &request.channel);
     match published.outcome {
-        Outcome::Published => format!("{name}: channel {channel} points at it now"),
-        Outcome::Unchanged => format!("{name}: channel {channel} pointed at it already"),
-        Outcome::Superseded => {
+        Ended::Published => format!("{name}: channel {channel} points at it now"),
+        Ended::Unchanged => format!("{name}: channel {channel} pointed at it already"),
+        Ended::Superseded => {
             let other = published.ruling.as_ref().is_some_and(|ruling| ruling.run != request.run);
             let why = if other {
                 " (another run takes a channel where the policy's other_run says so)"
@@ -347,9 +347,11 @@ fn outcome(request: &Request, published: &Published) -> String {
                 "{name}: channel {channel} keeps {keeps}{why}; `weighbridge promote` moves it all the same"
             )
         }
-        Outcome::Held => {
+        Ended::Held => {
             format!("{name}: an operator holds channel {channel}; `weighbridge release` ends that")
         }
-        Outcome::Quarantined => format!("{name}: {}", left_where_it_was(request, published)),
+        Ended::Quarantined | Ended::Coalesced | Ended::Dead | Ended::Cancelled => {
+            format!("{name}: {}", left_where_it_was(request, published))
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! Gates: statistics in, verdict out; a file a rule.
 
+/// The class of the failure that a gate's no is.
+pub const REJECTED: &str = "rejected_by_gate";
+
 mod non_finite;
 mod reconstruction;
 

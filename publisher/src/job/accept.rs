@@ -49,3 +49,13 @@ pub async fn check(plan: &Arc<Plan>, budget: Budget, progress: &Arc<dyn Progress
     });
     Ok(checked.await.map_err(|error| Failure::internal("checking the checkpoint", error))??)
 }
+
+/// Refuses a checkpoint of which a part was read, if its files are not what they were when it was listed.
+///
+/// # Errors
+/// [`weighbridge_converter::error::Class::CheckpointChanged`].
+pub async fn check_part(plan: &Arc<Plan>) -> Result<()> {
+    let plan = Arc::clone(plan);
+    let checked = tokio::task::spawn_blocking(move || plan.checkpoint.source.check_unchanged());
+    Ok(checked.await.map_err(|error| Failure::internal("checking the checkpoint", error))??)
+}

@@ -5,15 +5,19 @@ use weighbridge_schemas::encoding::ENCODING_VERSION;
 use weighbridge_schemas::snapshot::{Chunk, SnapshotFile, SnapshotManifest, SnapshotSchema, SnapshotTensor};
 
 use super::Request;
-use super::convert::Converted;
+use super::convert::Described;
 use super::plan::Plan;
+
+/// A piece of the plan, stored, and the statistics of each of its parts.
+pub type Piece = (Chunk, Vec<Statistics>);
 
 /// The manifest, and the statistics of the plan's tensors in order.
 #[must_use]
 pub fn assemble(
     request: &Request,
     plan: &Plan,
-    converted: &Converted,
+    pieces: &[Piece],
+    described: &Described,
 ) -> (SnapshotManifest, Vec<Statistics>) {
     let manifest = SnapshotManifest {
         schema: SnapshotSchema::V1,
@@ -24,16 +28,16 @@ pub fn assemble(
         checkpoint: plan.checkpoint.fingerprint,
         rules: plan.rules,
         encoding_version: ENCODING_VERSION,
-        files: snapshot_files(plan, converted),
+        files: snapshot_files(plan, pieces, described),
         tensors: snapshot_tensors(plan),
     };
-    (manifest, tensor_statistics(plan, converted))
+    (manifest, tensor_statistics(plan, pieces))
 }
 
-fn snapshot_files(plan: &Plan, converted: &Converted) -> Vec<SnapshotFile> {
-    let mut chunks: Vec<Vec<Chunk>> = converted.headers.iter().map(|&header| vec![header]).collect();
+fn snapshot_files(plan: &Plan, pieces: &[Piece], described: &Described) -> Vec<SnapshotFile> {
+    let mut chunks: Vec<Vec<Chunk>> = described.headers.iter().map(|&header| vec![header]).collect();
     chunks.resize(plan.files.len() + plan.artifacts.len(), Vec::new());
-    for (piece, (chunk, _)) in plan.pieces.iter().zip(&converted.pieces) {
+    for (piece, (chunk, _)) in plan.pieces.iter().zip(pieces) {
         chunks[piece.file].push(*chunk);
     }
     let names = plan.files.iter().map(|file| (file.name.clone(), false));
@@ -43,7 +47,7 @@ fn snapshot_files(plan: &Plan, converted: &Converted) -> Vec<SnapshotFile> {
         .map(|((name, artifact), chunks)| SnapshotFile { artifact, ..snapshot_file(name, chunks) })
         .collect();
     if let Some((name, _)) = &plan.index {
-        files.push(snapshot_file(name.clone(), converted.index.clone()));
+        files.push(snapshot_file(name.clone(), described.index.clone()));
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     files
@@ -82,9 +86,9 @@ fn snapshot_tensors(plan: &Plan) -> Vec<SnapshotTensor> {
 }
 
 /// A tensor's blocks stand in order within the plan's pieces, so their statistics are added in order.
-fn tensor_statistics(plan: &Plan, converted: &Converted) -> Vec<Statistics> {
+fn tensor_statistics(plan: &Plan, pieces: &[Piece]) -> Vec<Statistics> {
     let mut statistics = vec![Statistics::default(); plan.tensors.len()];
-    for (piece, (_, measured)) in plan.pieces.iter().zip(&converted.pieces) {
+    for (piece, (_, measured)) in plan.pieces.iter().zip(pieces) {
         for (part, measured) in piece.parts.iter().zip(measured) {
             statistics[part.tensor].merge(measured);
         }

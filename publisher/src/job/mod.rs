@@ -29,6 +29,7 @@ use weighbridge_converter::source::Location;
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::checkpoint::{Format, ManifestFile};
 use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::job::Ended;
 use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
 use weighbridge_schemas::policy::Policy;
 use weighbridge_schemas::report::{Outcome as Gated, Report};
@@ -38,6 +39,7 @@ use weighbridge_snapshots::fetch::Progress;
 use weighbridge_snapshots::root::Root;
 
 use crate::error::{Failure, Result};
+use promote::Force;
 
 /// What is to be published, and how.
 #[derive(Debug, Clone)]
@@ -73,42 +75,13 @@ pub struct Budget {
     pub threads: usize,
 }
 
-/// How a publish ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// The channel points at the snapshot now.
-    Published,
-    /// The channel pointed at it already.
-    Unchanged,
-    /// It is stored, but the channel keeps a newer step, or another run's.
-    Superseded,
-    /// It is stored, but an operator holds the channel.
-    Held,
-    /// A gate rejected it: it is stored, on no channel.
-    Quarantined,
-}
-
-impl Outcome {
-    /// The stable name.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Published => "published",
-            Self::Unchanged => "unchanged",
-            Self::Superseded => "superseded",
-            Self::Held => "held",
-            Self::Quarantined => "quarantined",
-        }
-    }
-}
-
 /// What a publish did.
 #[derive(Debug)]
 pub struct Published {
     /// The snapshot.
     pub snapshot: SnapshotId,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: Ended,
     /// The channel's entry that rules now; `None` where the channel has none.
     pub ruling: Option<ChannelEntry>,
     /// The checkpoint's format.
@@ -135,6 +108,15 @@ async fn plan_apart(
     Ok(Arc::new(planned.await.map_err(|error| Failure::internal("planning", error))??))
 }
 
+/// Lists a checkpoint, and plans its publish.
+///
+/// # Errors
+/// As its reader fails, or where the policy does not fit it.
+pub async fn planned(root: &Root, request: &Request, budget: Budget) -> Result<Arc<plan::Plan>> {
+    let checkpoint = accept::accept(request, budget).await?;
+    plan_apart(root, checkpoint, request, budget).await
+}
+
 /// Publishes a checkpoint: all stages, here and now.
 ///
 /// # Errors
@@ -145,8 +127,7 @@ pub async fn publish(
     budget: Budget,
     progress: &Arc<dyn Progress>,
 ) -> Result<Published> {
-    let checkpoint = accept::accept(request, budget).await?;
-    let plan = plan_apart(root, checkpoint, request, budget).await?;
+    let plan = planned(root, request, budget).await?;
     tracing::info!(
         model = %request.model,
         step = request.step,
@@ -157,16 +138,21 @@ pub async fn publish(
         bytes = plan.source_bytes(),
         "planned"
     );
-    let converted = convert::convert(root, &request.model, &plan, budget, progress).await?;
+    progress.start(plan.source_bytes());
+    let pieces = 0..plan.pieces.len();
+    let converted = convert::convert(root, &request.model, &plan, pieces, budget, progress).await?;
     accept::check(&plan, budget, progress).await?;
-    let (manifest, statistics) = assemble::assemble(request, &plan, &converted);
-    tracing::info!(bytes_stored = converted.bytes_stored, bytes_reused = converted.bytes_reused, "converted");
+    let described = convert::describe(root, &request.model, &plan, budget).await?;
+    let mut bytes = converted.bytes;
+    bytes += described.bytes;
+    let (manifest, statistics) = assemble::assemble(request, &plan, &converted.pieces, &described);
+    tracing::info!(bytes_stored = bytes.stored, bytes_reused = bytes.reused, "converted");
     let report = judge::judge(request, &plan, &manifest, &statistics);
     seal::seal(root, &manifest, &report).await?;
     let (outcome, ruling) = if report.outcome == Gated::Rejected {
         promote::leave(root, request).await?
     } else {
-        promote::promote(root, request, &plan, report.snapshot).await?
+        promote::promote(root, request, &plan, report.snapshot, Force::No).await?
     };
     tracing::info!(snapshot = %report.snapshot, outcome = outcome.as_str(), "done");
     Ok(Published {
@@ -175,8 +161,8 @@ pub async fn publish(
         ruling,
         format: plan.checkpoint.format,
         bytes_read: plan.source_bytes(),
-        bytes_stored: converted.bytes_stored,
-        bytes_reused: converted.bytes_reused,
+        bytes_stored: bytes.stored,
+        bytes_reused: bytes.reused,
         report,
     })
 }

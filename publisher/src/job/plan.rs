@@ -151,6 +151,19 @@ impl Plan {
         tensors.fold(self.artifact_bytes(), u64::saturating_add)
     }
 
+    /// The bytes that are read for one of [`Plan::pieces`].
+    #[must_use]
+    pub fn piece_source_bytes(&self, piece: &Piece) -> u64 {
+        let part = |part: &Part| match &self.tensors[part.tensor].content {
+            Content::Whole | Content::Rows(_) => {
+                part.count.saturating_mul(self.tensors[part.tensor].rows.source_bytes)
+            }
+            Content::Remapping(_) => 0,
+        };
+        let artifact = if piece.artifact.is_some() { piece.bytes } else { 0 };
+        piece.parts.iter().map(part).fold(artifact, u64::saturating_add)
+    }
+
     /// The size of all artifacts, in bytes.
     #[must_use]
     pub fn artifact_bytes(&self) -> u64 {

@@ -2,16 +2,26 @@
 
 use weighbridge_schemas::channel::{Candidate, ChannelEntry, Decision, Reason, decide};
 use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::job::Ended;
 use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::root::Root;
 
 use super::plan::Plan;
-use super::{Outcome, Request};
+use super::Request;
 use crate::error::Result;
 
+/// Whether a publish moves its channel wherever it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Force {
+    /// It moves it to newer steps alone, and not while an operator holds it.
+    No,
+    /// An operator wants it there, as by `promote`.
+    Promote,
+}
+
 /// Appends a channel entry, unless the channel is held, newer, or there already; gives the outcome, and the entry that
-/// rules afterwards.
+/// rules afterwards, or is the publish's own.
 ///
 /// # Errors
 /// As the store fails.
@@ -20,26 +30,29 @@ pub async fn promote(
     request: &Request,
     plan: &Plan,
     snapshot: SnapshotId,
-) -> Result<(Outcome, Option<ChannelEntry>)> {
+    force: Force,
+) -> Result<(Ended, Option<ChannelEntry>)> {
     let channel = Channel::new(root, &request.model, &request.channel);
     let candidate = Candidate { snapshot, run: &request.run, step: request.step };
     let other_run = request.policy.channel.other_run;
+    let move_for = |reason| Move {
+        snapshot,
+        run: request.run.clone(),
+        step: request.step,
+        created_at: created_at(request, plan),
+        reason,
+    };
     let appended = channel
-        .append(&request.operation, |latest| match decide(latest, candidate, other_run) {
-            Decision::Move => Ok(Move {
-                snapshot,
-                run: request.run.clone(),
-                step: request.step,
-                created_at: created_at(request, plan),
-                reason: Reason::Publish,
-            }),
-            Decision::Unchanged => Err(Outcome::Unchanged),
-            Decision::Superseded => Err(Outcome::Superseded),
-            Decision::Held => Err(Outcome::Held),
+        .append(&request.operation, |latest| match (decide(latest, candidate, other_run), force) {
+            (Decision::Unchanged, _) => Err(Ended::Unchanged),
+            (_, Force::Promote) => Ok(move_for(Reason::Promote)),
+            (Decision::Move, Force::No) => Ok(move_for(Reason::Publish)),
+            (Decision::Superseded, Force::No) => Err(Ended::Superseded),
+            (Decision::Held, Force::No) => Err(Ended::Held),
         })
         .await?;
     Ok(match appended {
-        Appended::Stands(entry) => (Outcome::Published, Some(entry)),
+        Appended::Stands(entry) => (Ended::Published, Some(entry)),
         Appended::Declined { why, latest } => (why, latest),
     })
 }
@@ -54,7 +67,7 @@ fn created_at(request: &Request, plan: &Plan) -> Timestamp {
 ///
 /// # Errors
 /// As the store fails.
-pub async fn leave(root: &Root, request: &Request) -> Result<(Outcome, Option<ChannelEntry>)> {
+pub async fn leave(root: &Root, request: &Request) -> Result<(Ended, Option<ChannelEntry>)> {
     let latest = Channel::new(root, &request.model, &request.channel).latest().await?;
-    Ok((Outcome::Quarantined, latest))
+    Ok((Ended::Quarantined, latest))
 }

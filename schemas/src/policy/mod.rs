@@ -60,6 +60,9 @@ pub struct PolicyFile {
     /// Which channel a publish moves, and when.
     #[serde(default)]
     pub channel: ChannelPolicy,
+    /// How a queued publish goes about its work.
+    #[serde(default)]
+    pub job: JobPolicy,
     /// What `gc` keeps.
     #[serde(default)]
     pub retention: Retention,
@@ -137,6 +140,60 @@ const fn yes() -> bool {
     true
 }
 
+/// How a queued publish goes about its work. It changes nothing where a checkpoint is published at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JobPolicy {
+    /// For how long a checkpoint that is not complete yet is waited for, in seconds.
+    #[serde(default = "quarter_of_an_hour")]
+    pub grace_seconds: u32,
+    /// For how long what fails, but may succeed later, is tried again, in seconds.
+    #[serde(default = "hour")]
+    pub retry_seconds: u32,
+    /// Which workers convert it.
+    #[serde(default)]
+    pub device: JobDevice,
+    /// How long a part for a GPU waits for one, in seconds, before any worker takes it.
+    #[serde(default = "ten_minutes")]
+    pub gpu_wait_seconds: u32,
+}
+
+/// Which workers convert a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum JobDevice {
+    /// Those without a GPU.
+    Cpu,
+    /// Those with one; any, once a part has waited for `gpu_wait_seconds`.
+    Gpu,
+    /// Whoever comes first.
+    #[default]
+    Auto,
+}
+
+impl Default for JobPolicy {
+    fn default() -> Self {
+        Self {
+            grace_seconds: quarter_of_an_hour(),
+            retry_seconds: hour(),
+            device: JobDevice::Auto,
+            gpu_wait_seconds: ten_minutes(),
+        }
+    }
+}
+
+const fn quarter_of_an_hour() -> u32 {
+    900
+}
+
+const fn hour() -> u32 {
+    3600
+}
+
+const fn ten_minutes() -> u32 {
+    600
+}
+
 /// What `gc` keeps. Without garbage collection everything is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -158,6 +215,8 @@ pub struct Policy {
     pub gates: Gates,
     /// Which channel a publish moves, and when.
     pub channel: ChannelPolicy,
+    /// How a queued publish goes about its work.
+    pub job: JobPolicy,
     /// What `gc` keeps.
     pub retention: Retention,
 }
@@ -212,6 +271,7 @@ impl Policy {
             artifacts: Artifacts::check(file.artifacts)?,
             gates: file.gates,
             channel: file.channel,
+            job: file.job,
             retention: file.retention,
         })
     }

@@ -89,6 +89,20 @@ pub async fn put(root: &Root, model: &ModelName, chunk: Chunk, bytes: Bytes) -> 
     apart("writing", put).await
 }
 
+/// Looks whether a chunk is there, of the right size; it is not read.
+///
+/// # Errors
+/// [`Class::Integrity`] where it is not; else as the store fails.
+pub async fn find(root: &Root, model: &ModelName, chunk: Chunk) -> Result<()> {
+    let key = layout::chunk(model, &chunk.id);
+    let why = match root.size(&key).await? {
+        Some(size) if size == chunk.size => return Ok(()),
+        Some(size) => format!("the stored chunk has {size} bytes, where {} were written", chunk.size),
+        None => "the chunk is missing from the store, which said that it had been written".to_owned(),
+    };
+    Err(StoreError::new(Class::Integrity, key, format!("{why}; publish again")))
+}
+
 /// Reads a chunk and checks its hash.
 ///
 /// # Errors

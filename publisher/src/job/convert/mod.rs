@@ -7,6 +7,7 @@
 mod buffers;
 mod make;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use futures::future::try_join_all;
@@ -35,32 +36,53 @@ const WRITES: u64 = 8;
 /// Headers and the index are cut into chunks of this size.
 const DESCRIPTION_BYTES: usize = 8 << 20;
 
-/// All chunks of a plan.
-#[derive(Debug)]
+/// Chunks of a plan, made and stored.
+#[derive(Debug, Default)]
 pub struct Converted {
-    /// For every piece of the plan, in order: its chunk, and the statistics of each of its parts.
+    /// For every piece in order: its chunk, and the statistics of each of its parts.
     pub pieces: Vec<(Chunk, Vec<Statistics>)>,
+    /// How many bytes of chunks were written, and how many were there.
+    pub bytes: Bytes,
+}
+
+/// The chunks that describe a plan's tensors.
+#[derive(Debug, Default)]
+pub struct Described {
     /// For every file of the plan, in order: its header's chunk.
     pub headers: Vec<Chunk>,
     /// The index's chunks, where there is an index.
     pub index: Vec<Chunk>,
-    /// Chunk bytes written.
-    pub bytes_stored: u64,
-    /// Chunk bytes that were there already.
-    pub bytes_reused: u64,
+    /// How many bytes of chunks were written, and how many were there.
+    pub bytes: Bytes,
 }
 
-impl Converted {
+/// Bytes of chunks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bytes {
+    /// Written to the store.
+    pub stored: u64,
+    /// There already.
+    pub reused: u64,
+}
+
+impl Bytes {
     fn count(&mut self, chunk: Chunk, put: Put) -> Chunk {
         match put {
-            Put::Written => self.bytes_stored += chunk.size,
-            Put::Present => self.bytes_reused += chunk.size,
+            Put::Written => self.stored += chunk.size,
+            Put::Present => self.reused += chunk.size,
         }
         chunk
     }
 }
 
-/// Makes and stores every chunk of `plan`.
+impl std::ops::AddAssign for Bytes {
+    fn add_assign(&mut self, more: Self) {
+        self.stored = self.stored.saturating_add(more.stored);
+        self.reused = self.reused.saturating_add(more.reused);
+    }
+}
+
+/// Makes and stores the chunks of `pieces` of `plan`.
 ///
 /// # Errors
 /// As reading or the store fails; what was stored until then does no harm, and is found again by the next run.
@@ -68,36 +90,40 @@ pub async fn convert(
     root: &Root,
     model: &ModelName,
     plan: &Arc<Plan>,
+    pieces: Range<usize>,
     budget: Budget,
     progress: &Arc<dyn Progress>,
 ) -> Result<Converted> {
-    progress.start(plan.source_bytes());
-    let stage = Stage::new(root, model, plan, budget);
-    // A checkpoint that cannot be read leaves nothing behind that it need not.
-    let pieces = stage.make_pieces(progress).await?;
-    let (headers, index) = tokio::try_join!(stage.store_headers(), stage.store_index())?;
-    let mut converted = Converted {
-        pieces: Vec::with_capacity(pieces.len()),
-        headers: Vec::with_capacity(headers.len()),
-        index: Vec::with_capacity(index.len()),
-        bytes_stored: 0,
-        bytes_reused: 0,
-    };
-    for (number, made) in pieces.into_iter().enumerate() {
-        let missing = || Failure::internal("converting", format!("piece {number} is missing"));
+    let first = pieces.start;
+    let made = Stage::new(root, model, plan, budget).make_pieces(pieces, progress).await?;
+    let mut converted = Converted { pieces: Vec::with_capacity(made.len()), bytes: Bytes::default() };
+    for (number, made) in made.into_iter().enumerate() {
+        let missing = || Failure::internal("converting", format!("piece {} is missing", first + number));
         let (chunk, statistics, put) = made.ok_or_else(missing)?;
-        let chunk = converted.count(chunk, put);
+        let chunk = converted.bytes.count(chunk, put);
         converted.pieces.push((chunk, statistics));
     }
+    Ok(converted)
+}
+
+/// Stores the headers of the plan's files, and the index. A checkpoint that cannot be read leaves nothing behind that
+/// it need not: so this comes when all has been read.
+///
+/// # Errors
+/// As the store fails.
+pub async fn describe(root: &Root, model: &ModelName, plan: &Arc<Plan>, budget: Budget) -> Result<Described> {
+    let stage = Stage::new(root, model, plan, budget);
+    let (headers, index) = tokio::try_join!(stage.store_headers(), stage.store_index())?;
+    let mut described = Described::default();
     for (chunk, put) in headers {
-        let chunk = converted.count(chunk, put);
-        converted.headers.push(chunk);
+        let chunk = described.bytes.count(chunk, put);
+        described.headers.push(chunk);
     }
     for (chunk, put) in index {
-        let chunk = converted.count(chunk, put);
-        converted.index.push(chunk);
+        let chunk = described.bytes.count(chunk, put);
+        described.index.push(chunk);
     }
-    Ok(converted)
+    Ok(described)
 }
 
 type Made = (Chunk, Vec<Statistics>, Put);
@@ -145,10 +171,15 @@ impl Stage {
         }
     }
 
-    async fn make_pieces(&self, progress: &Arc<dyn Progress>) -> Result<Vec<Option<Made>>> {
-        let mut made: Vec<Option<Made>> = self.plan.pieces.iter().map(|_| None).collect();
+    async fn make_pieces(
+        &self,
+        pieces: Range<usize>,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Vec<Option<Made>>> {
+        let mut made: Vec<Option<Made>> = pieces.clone().map(|_| None).collect();
+        let first = pieces.start;
         let mut tasks = JoinSet::new();
-        for (index, piece) in self.plan.pieces.iter().enumerate() {
+        for (index, piece) in self.plan.pieces.iter().enumerate().take(pieces.end).skip(first) {
             let place = acquire(&self.chunks, 1).await?;
             let maker = self.maker(piece).await?;
             while let Some(done) = tasks.try_join_next() {
@@ -168,7 +199,7 @@ impl Stage {
                     making.await.map_err(|error| Failure::internal("converting", error))??;
                 let put = chunk::put(&root, &model, chunk, bytes).await?;
                 drop(place);
-                Ok((index, (chunk, statistics, put)))
+                Ok((index - first, (chunk, statistics, put)))
             });
         }
         while let Some(done) = tasks.join_next().await {

@@ -1,0 +1,143 @@
+//! A manifest becomes a job, once for each id; and what is no manifest becomes a dead letter.
+
+use weighbridge_queue::Lease;
+use weighbridge_queue::message::Device;
+use weighbridge_schemas::checkpoint::{CheckpointManifest, PolicyChoice};
+use weighbridge_schemas::job::{Document, JobId, JobRecord, RecordSchema, Republish, StepKind};
+use weighbridge_schemas::names::{ModelName, PolicyName};
+use weighbridge_schemas::policy::{DEFAULT_POLICY, Policy};
+use weighbridge_snapshots::jobs::Job;
+use weighbridge_snapshots::policies;
+use weighbridge_snapshots::root::Root;
+
+use super::{MOST_ABANDONED, Stepped, Steps, Trouble, Verdict, abandoned, end, messages, why};
+use crate::clock;
+use crate::error::{Failure, Result};
+
+/// Where the policy of a job came from, if nobody gave one.
+pub(super) const DEFAULT: &str = "default";
+/// The name of the policy in the store that a model has where no other is named.
+const MODELS_OWN: &str = "default";
+
+/// Takes what a trainer dropped.
+pub(super) async fn checkpoint(steps: &Steps, lease: &Lease) -> Result<Verdict> {
+    match CheckpointManifest::parse(&lease.message.body) {
+        Ok(manifest) => accept(steps, lease, Wanted { manifest, repeats: None, promote: false, who: None }).await,
+        Err(error) => end::bury(steps, lease, None, &error.into()).await,
+    }
+}
+
+/// Takes an operator's request to publish again.
+pub(super) async fn republish(steps: &Steps, lease: &Lease) -> Result<Verdict> {
+    match Republish::parse(&lease.message.body) {
+        Ok(request) => {
+            let Republish { manifest, repeats, promote, requested_by, .. } = request;
+            accept(steps, lease, Wanted { manifest, repeats, promote, who: requested_by }).await
+        }
+        Err(error) => end::bury(steps, lease, None, &error.into()).await,
+    }
+}
+
+/// What is to be published.
+struct Wanted {
+    manifest: CheckpointManifest,
+    repeats: Option<JobId>,
+    promote: bool,
+    who: Option<String>,
+}
+
+async fn accept(steps: &Steps, lease: &Lease, wanted: Wanted) -> Result<Verdict> {
+    let manifest = wanted.manifest;
+    let (model, id) = (manifest.model.clone(), manifest.id.parse::<JobId>()?);
+    let resolved = resolve(&steps.root, &manifest).await?;
+    let refused = resolved.as_ref().err().cloned();
+    let (text, from) = resolved.unwrap_or_else(|_| (DEFAULT_POLICY.to_owned(), "unresolved".to_owned()));
+    let channel = match &manifest.channel {
+        Some(name) => name.clone(),
+        None => Policy::parse(&text)?.channel.name,
+    };
+    let record = JobRecord {
+        schema: RecordSchema::V1,
+        manifest,
+        policy: text,
+        policy_from: from,
+        channel,
+        promote: wanted.promote,
+        repeats: wanted.repeats,
+        requested_by: wanted.who,
+        accepted_at: clock::now(),
+    };
+    let job = Job::new(&steps.root, &model, &id);
+    let ruling = job.put_record(&record).await?.ruling;
+    if ruling.manifest != record.manifest {
+        let why = format!("the id {id} was used before, for another manifest of model {model}; give it its own");
+        return end::bury(steps, lease, Some(&record), &Failure::usage(why)).await;
+    }
+    if job.outcome().await?.is_some() {
+        tracing::info!(job = %id, "dropped again: it has ended already");
+        return Ok(Verdict::Done);
+    }
+    if lease.abandoned >= MOST_ABANDONED {
+        let why = why(&abandoned(lease));
+        return end::die(steps, &ruling, StepKind::Accept, &lease.message.body, why).await;
+    }
+    let allowed = steps.options.sources.check(&ruling.manifest.location);
+    if let Err(failure) = refused.map_or(Ok(()), Err).and(allowed) {
+        return end::die(steps, &ruling, StepKind::Accept, &lease.message.body, why(&failure)).await;
+    }
+    tracing::info!(
+        job = %id, %model, run = %ruling.manifest.run, step = ruling.manifest.step,
+        traceparent = ruling.manifest.traceparent, "accepted"
+    );
+    again(steps, &ruling).await.map_err(|trouble| match trouble {
+        Trouble::Checkpoint(failure) | Trouble::Other(failure) => failure,
+    })?;
+    Ok(Verdict::Done)
+}
+
+/// What follows a record: it is noted beside the others of its run, and is to be planned.
+pub(super) async fn again(steps: &Steps, record: &JobRecord) -> std::result::Result<Stepped, Trouble> {
+    let id = record.job();
+    if record.requested_by.is_none() {
+        Job::new(&steps.root, &record.manifest.model, &id).note_order(record).await?;
+    }
+    steps.queue.send(&messages::step(record, StepKind::Plan, None, Device::Any)).await?;
+    Ok(Stepped::Done(0))
+}
+
+/// The policy's text that a manifest asks for, and where it came from: its own, one by name, the one named `default` of its
+/// model, or the default. A failure within is the manifest's own.
+///
+/// # Errors
+/// As the store fails.
+pub async fn resolve(
+    root: &Root,
+    manifest: &CheckpointManifest,
+) -> Result<std::result::Result<(String, String), Failure>> {
+    Ok(match &manifest.policy {
+        Some(PolicyChoice::Toml(text)) => Ok((text.clone(), "manifest".to_owned())),
+        Some(PolicyChoice::Name(name)) => match named(root, &manifest.model, name).await? {
+            Some(found) => Ok(found),
+            None => Err(no_such_policy(&manifest.model, name)),
+        },
+        None => {
+            let own = MODELS_OWN.parse::<PolicyName>()?;
+            let found = named(root, &manifest.model, &own).await?;
+            Ok(found.unwrap_or_else(|| (DEFAULT_POLICY.to_owned(), DEFAULT.to_owned())))
+        }
+    })
+}
+
+async fn named(root: &Root, model: &ModelName, name: &PolicyName) -> Result<Option<(String, String)>> {
+    let version = policies::latest(root, model, name).await?;
+    Ok(version.map(|version| (version.text, format!("store {name} version {}", version.number))))
+}
+
+/// The failure of a manifest that names a policy which is not there.
+#[must_use]
+pub fn no_such_policy(model: &ModelName, name: &PolicyName) -> Failure {
+    Failure::usage(format!(
+        "model {model} has no policy named {name}; `weighbridge policy put {model} {name} FILE` makes one, \
+         `weighbridge policy list {model}` lists them"
+    ))
+}

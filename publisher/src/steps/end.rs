@@ -1,0 +1,235 @@
+//! How jobs end: outcomes, dead letters, and those that gave way to a job which ended unpublished.
+//!
+//! Before an outcome there is a decision, put only if absent: so a job that was cancelled is not published, one that
+//! is being published is not cancelled, and no worker that comes late revives anything.
+
+use weighbridge_queue::{Lease, Queue};
+use weighbridge_schemas::dead::{Body, DeadLetter, DeadSchema};
+use weighbridge_schemas::job::{
+    Decided, Decision, DecisionSchema, Ended, JobId, JobRecord, Outcome, OutcomeSchema, Republish,
+    RepublishSchema, StepKind, Why,
+};
+use weighbridge_schemas::limits;
+use weighbridge_snapshots::dead;
+use weighbridge_snapshots::jobs::Job;
+use weighbridge_snapshots::root::{Put, Root};
+
+use super::{Steps, Verdict, messages, why};
+use crate::clock;
+use crate::error::{Failure, Result};
+
+/// How far back the jobs that a job repeats are followed.
+const REPEATS: usize = 16;
+
+/// A message that is no job becomes a dead letter, named after what it holds.
+pub(super) async fn bury(
+    steps: &Steps,
+    lease: &Lease,
+    record: Option<&JobRecord>,
+    failure: &Failure,
+) -> Result<Verdict> {
+    let letter = DeadLetter {
+        schema: DeadSchema::V1,
+        body: Body(lease.message.body.clone()),
+        error: why(failure),
+        model: record.map(|record| record.manifest.model.clone()),
+        job: None,
+        history: Vec::new(),
+        who: steps.options.who.clone(),
+        when: clock::now(),
+    };
+    let id = dead::id_of(&lease.message.body);
+    if dead::put(&steps.root, &id, &letter).await? == Put::Written {
+        steps.metrics.dead_letter();
+    }
+    tracing::error!(message = %lease.message.id, letter = %id, error = %failure, "a message is dead");
+    Ok(Verdict::Done)
+}
+
+/// A job that cannot be published becomes a dead letter, and ends; unless it was decided otherwise meanwhile.
+pub(super) async fn die(
+    steps: &Steps,
+    record: &JobRecord,
+    step: StepKind,
+    body: &[u8],
+    error: Why,
+) -> Result<Verdict> {
+    let (model, id) = (&record.manifest.model, record.job());
+    let job = Job::new(&steps.root, model, &id);
+    let letter = DeadLetter {
+        schema: DeadSchema::V1,
+        body: Body(manifest_bytes(record, body)),
+        error,
+        model: Some(model.clone()),
+        job: Some(id.clone()),
+        history: job.events(limits::DEAD_HISTORY).await?,
+        who: steps.options.who.clone(),
+        when: clock::now(),
+    };
+    if dead::put(&steps.root, id.as_str(), &letter).await? == Put::Written {
+        steps.metrics.dead_letter();
+    }
+    let decision = Decision {
+        schema: DecisionSchema::V1,
+        decision: Decided::Dead,
+        by: None,
+        who: steps.options.who.clone(),
+        when: clock::now(),
+    };
+    let ruling = job.put_decision(&decision).await?.ruling;
+    if ruling.decision != Decided::Proceed {
+        carry_out(steps, record, &ruling).await?;
+    } else if step == StepKind::Finish {
+        // It was to be published, and cannot be.
+        end(steps, record, &dead_outcome(steps, letter.error)).await?;
+    }
+    steps.plans.forget(&id);
+    Ok(Verdict::Done)
+}
+
+/// The manifest as the trainer wrote it, where that is at hand.
+fn manifest_bytes(record: &JobRecord, body: &[u8]) -> Vec<u8> {
+    let is_manifest = weighbridge_schemas::checkpoint::CheckpointManifest::parse(body)
+        .is_ok_and(|manifest| manifest == record.manifest);
+    if is_manifest { body.to_vec() } else { weighbridge_schemas::canonical::bytes(&record.manifest) }
+}
+
+fn dead_outcome(steps: &Steps, error: Why) -> Outcome {
+    Outcome { error: Some(error), ..outcome(&steps.options.who, Ended::Dead) }
+}
+
+fn outcome(who: &str, outcome: Ended) -> Outcome {
+    Outcome {
+        schema: OutcomeSchema::V1,
+        outcome,
+        snapshot: None,
+        sequence: None,
+        by: None,
+        error: None,
+        bytes_stored: 0,
+        bytes_reused: 0,
+        who: who.to_owned(),
+        when: clock::now(),
+    }
+}
+
+/// Writes the outcome that a decision against publishing leads to.
+pub(super) async fn carry_out(steps: &Steps, record: &JobRecord, decision: &Decision) -> Result<()> {
+    let outcome = match decision.decision {
+        Decided::Proceed => return Ok(()),
+        Decided::Cancelled => outcome(&decision.who, Ended::Cancelled),
+        Decided::Coalesced => {
+            Outcome { by: decision.by.clone(), ..outcome(&decision.who, Ended::Coalesced) }
+        }
+        Decided::Dead => {
+            let letter = dead::get(&steps.root, record.job().as_str()).await?;
+            dead_outcome(steps, letter.error)
+        }
+    };
+    end(steps, record, &outcome).await
+}
+
+/// Writes a job's outcome, unless it has one; then sees to those that gave way to it.
+pub(super) async fn end(steps: &Steps, record: &JobRecord, outcome: &Outcome) -> Result<()> {
+    let id = record.job();
+    let settled = Job::new(&steps.root, &record.manifest.model, &id).put_outcome(outcome).await?;
+    let ruling = settled.ruling;
+    if settled.put == Put::Written {
+        steps.metrics.job_ended(ruling.outcome);
+        tracing::info!(
+            job = %id, model = %record.manifest.model, step = record.manifest.step,
+            outcome = ruling.outcome.as_str(), snapshot = ruling.snapshot.map(tracing::field::display),
+            traceparent = record.manifest.traceparent, "ended"
+        );
+    }
+    follow(&steps.root, &*steps.queue, record, &ruling).await
+}
+
+/// What an outcome means for other jobs.
+async fn follow(root: &Root, queue: &dyn Queue, record: &JobRecord, outcome: &Outcome) -> Result<()> {
+    if outcome.outcome.leaves_a_gap() {
+        return queue_again(root, queue, record).await;
+    }
+    let Some(other) = &outcome.by else { return Ok(()) };
+    // The job that this one gave way to may have ended before it could know of this one.
+    let other = Job::new(root, &record.manifest.model, other);
+    let ended = other.outcome().await?;
+    match (ended, other.record().await?) {
+        (Some(ended), Some(other)) if ended.outcome.leaves_a_gap() => queue_again(root, queue, &other).await,
+        _ => Ok(()),
+    }
+}
+
+/// Those that gave way to a job which waits for its checkpoint need not wait with it.
+pub(super) async fn let_go_again(steps: &Steps, record: &JobRecord) -> Result<()> {
+    queue_again(&steps.root, &*steps.queue, record).await
+}
+
+/// Queues the newest job again that gave way to `record`'s, or to one that it repeats. It gets an id that follows from
+/// both, so that it is queued once, whoever does it and how often.
+async fn queue_again(root: &Root, queue: &dyn Queue, record: &JobRecord) -> Result<()> {
+    let model = &record.manifest.model;
+    let mut ended = record.clone();
+    for _ in 0..REPEATS {
+        let id = ended.job();
+        if let Some(other) = gave_way(root, &ended).await? {
+            let mut manifest = other.manifest.clone();
+            manifest.id = other.job().again_after(&id).to_string();
+            let request = Republish {
+                schema: RepublishSchema::V1,
+                manifest,
+                repeats: Some(other.job()),
+                promote: other.promote,
+                requested_by: None,
+            };
+            queue.send(&messages::republish(&request)).await?;
+            tracing::info!(job = %other.job(), %model, ended = %id, again = %request.manifest.id, "queued again");
+            return Ok(());
+        }
+        // An operator's repetition stands for itself.
+        let repeats = ended.repeats.filter(|_| ended.requested_by.is_none());
+        let Some(repeats) = repeats else { return Ok(()) };
+        match Job::new(root, model, &repeats).record().await? {
+            Some(before) => ended = before,
+            None => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// The newest job that gave way to `record`'s.
+async fn gave_way(root: &Root, record: &JobRecord) -> Result<Option<JobRecord>> {
+    let (model, id) = (&record.manifest.model, record.job());
+    for (_, other) in Job::new(root, model, &id).gave_way().await? {
+        let job = Job::new(root, model, &other);
+        let decision = job.decision().await?;
+        if decision.is_some_and(|decision| decision.decision == Decided::Coalesced && decision.by == Some(id.clone()))
+        {
+            return Ok(job.record().await?);
+        }
+    }
+    Ok(None)
+}
+
+/// Ends a job, as an operator asks for. A job that has ended, or is going onto its channel, stays as it is; what rules
+/// is given.
+///
+/// # Errors
+/// As the store or the queue fails.
+pub async fn cancel(root: &Root, queue: &dyn Queue, record: &JobRecord, who: &str) -> Result<Decided> {
+    let id: JobId = record.job();
+    let job = Job::new(root, &record.manifest.model, &id);
+    let decision = Decision {
+        schema: DecisionSchema::V1,
+        decision: Decided::Cancelled,
+        by: None,
+        who: who.to_owned(),
+        when: clock::now(),
+    };
+    let ruling = job.put_decision(&decision).await?.ruling;
+    if ruling.decision == Decided::Cancelled {
+        let ended = job.put_outcome(&outcome(who, Ended::Cancelled)).await?.ruling;
+        follow(root, queue, record, &ended).await?;
+    }
+    Ok(ruling.decision)
+}

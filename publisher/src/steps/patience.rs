@@ -1,0 +1,133 @@
+//! What is tried again, when, and when it is given up.
+//!
+//! | what went wrong | what follows |
+//! |---|---|
+//! | the store, the queue or this machine | tried again for as long as it takes: it says nothing about the job |
+//! | something of the checkpoint is not there (yet) | waited for, up to the policy's grace |
+//! | the checkpoint cannot be read | looked at once more, and waited for as long as its files change, up to the grace |
+//! | anything else that may succeed later | tried again, up to the policy's time |
+//! | anything else | given up at once |
+//!
+//! Time is counted in pauses that were made, not by clocks: those of two machines need not agree.
+
+use std::time::Duration;
+
+use weighbridge_converter::source::Source;
+use weighbridge_queue::Lease;
+use weighbridge_schemas::error::Kind;
+use weighbridge_schemas::ids::ObservationId;
+use weighbridge_schemas::job::{Came, Event, JobRecord, StepKind};
+use weighbridge_schemas::policy::Policy;
+use weighbridge_snapshots::jobs::Job;
+
+use super::{Pauses, Steps, Trouble, Verdict, why};
+use crate::clock;
+use crate::error::{Failure, Result};
+use crate::sources;
+
+/// Failures that say nothing about the job: of the store, the queue, or this machine.
+const OUTSIDE: [&str; 7] = [
+    "store_unreachable",
+    "disk_full",
+    "read_only",
+    "conflict",
+    "queue_unreachable",
+    "queue_unknown_outcome",
+    "scratch",
+];
+/// Checkpoints of which something is missing: it may come.
+const ABSENT: [&str; 6] = [
+    "not_found",
+    "no_tensors",
+    "dcp_no_metadata",
+    "dcp_missing_file",
+    "file_missing",
+    "index_missing_shard",
+];
+/// Checkpoints that no change of their files is waited for.
+const HOPELESS: [&str; 3] = ["forbidden_global", "limit_exceeded", "access_denied"];
+/// Most events that are looked at.
+const EVENTS: usize = 10_000;
+
+/// What is to be judged by.
+pub(super) struct Patience<'a> {
+    pub(super) steps: &'a Steps,
+    pub(super) lease: &'a Lease,
+    pub(super) step: StepKind,
+    pub(super) record: &'a JobRecord,
+    pub(super) policy: &'a Policy,
+}
+
+impl Patience<'_> {
+    /// What becomes of a message that met `trouble`; the event is told.
+    pub(super) async fn judge(&self, trouble: Trouble, event: &mut Event) -> Result<Verdict> {
+        let (failure, of_checkpoint) = match trouble {
+            Trouble::Checkpoint(failure) => (failure, true),
+            Trouble::Other(failure) => (failure, false),
+        };
+        if OUTSIDE.contains(&failure.class) {
+            return Err(failure);
+        }
+        event.error = Some(why(&failure));
+        let pause = pause(self.steps.options.pauses, self.lease.retries);
+        let hopeless = HOPELESS.contains(&failure.class);
+        let again = if of_checkpoint && failure.kind != Kind::Transient && !hopeless {
+            self.may_get_ready(&failure, event).await?
+        } else if of_checkpoint && ABSENT.contains(&failure.class) {
+            self.may_get_ready(&failure, event).await?
+        } else if failure.kind == Kind::Permanent {
+            false
+        } else {
+            let most = Duration::from_secs(self.policy.job.retry_seconds.into());
+            event.came = Came::Failed;
+            self.lease.waited.saturating_add(pause) <= most
+        };
+        self.steps.metrics.retried(failure.class);
+        if !again {
+            event.came = Came::Dead;
+            tracing::error!(class = failure.class, error = %failure, "given up");
+            return Ok(Verdict::Done);
+        }
+        tracing::warn!(class = failure.class, error = %failure, again_in = ?pause, "tried again later");
+        Ok(Verdict::Again(pause))
+    }
+
+    /// Whether the checkpoint may only be incomplete.
+    async fn may_get_ready(&self, failure: &Failure, event: &mut Event) -> Result<bool> {
+        event.came = Came::NotReady;
+        let id = self.record.job();
+        let events = Job::new(&self.steps.root, &self.record.manifest.model, &id).events(EVENTS).await?;
+        let waits = events.iter().filter(|event| event.came == Came::NotReady && event.step == self.step);
+        let waited = waits.clone().filter_map(|event| event.again_in).fold(0u64, u64::saturating_add);
+        let grace = u64::from(self.policy.job.grace_seconds).saturating_mul(1000);
+        if waited >= grace {
+            return Ok(false);
+        }
+        let observed = self.observe().await;
+        event.observed = observed;
+        if ABSENT.contains(&failure.class) {
+            return Ok(true);
+        }
+        // Looked at twice, some time apart, and the same both times: nobody writes to it.
+        let before = waits.filter_map(|event| event.observed).next_back();
+        Ok(before.is_none() || before != observed)
+    }
+
+    /// What the checkpoint's files look like; `None` where that cannot be told.
+    async fn observe(&self) -> Option<ObservationId> {
+        let location = sources::locate(self.record.manifest.location.as_ref()).ok()?;
+        let memory = self.steps.options.budget.memory;
+        let looked = tokio::task::spawn_blocking(move || {
+            Source::open_location(&location).and_then(|source| source.with_memory(memory).observe()).ok()
+        });
+        looked.await.ok()?
+    }
+}
+
+/// The pause before try number `tries` + 2: doubled from time to time, and spread by a quarter, so that many do not come
+/// back at once.
+pub(super) fn pause(pauses: Pauses, tries: u32) -> Duration {
+    let doubled = pauses.first.saturating_mul(1u32.checked_shl(tries.min(16)).unwrap_or(u32::MAX));
+    let pause = doubled.min(pauses.longest);
+    pause.mul_f64(0.75 + 0.5 * clock::fraction())
+}

@@ -1,0 +1,182 @@
+//! Takes messages off the queue, has them handled, and keeps them while that goes on.
+//!
+//! A worker holds no more messages than it handles, so that nobody waits behind one that is idle. A lease is short, and
+//! is extended while its message is worked on: so a worker that dies costs what it was doing, and little time. Asked to
+//! stop, it takes nothing more, ends what it has or gives it back, and is gone.
+
+mod health;
+
+pub use health::Health;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use weighbridge_queue::error::Error as QueueError;
+use weighbridge_queue::{Lease, Taker};
+use weighbridge_schemas::error::Kind;
+
+use crate::steps::{Steps, Verdict};
+
+/// How a worker goes about it.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Who asks for messages.
+    pub taker: Taker,
+    /// How long a message is taken for at a time.
+    pub lease: Duration,
+    /// How long to wait before the queue is asked again, when it had nothing: at first, and at most.
+    pub idle: (Duration, Duration),
+    /// How long messages at hand may take to end when the worker is asked to stop.
+    pub stop: Duration,
+    /// Whether to stop when the queue is empty: nothing ready, delayed or taken.
+    pub until_empty: bool,
+}
+
+/// Tells workers to stop.
+#[derive(Debug, Clone)]
+pub struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    /// A way to tell workers to stop, and what they listen to.
+    #[must_use]
+    pub fn new() -> (watch::Sender<bool>, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (sender, Self(receiver))
+    }
+
+    /// Whether workers were told to stop.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Comes back when workers are told to stop.
+    pub async fn wait(&mut self) {
+        // Whoever could tell is gone: nobody will.
+        if self.0.wait_for(|stop| *stop).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Works until it is told to stop, or the queue is empty if it is to stop then.
+pub async fn run(steps: Arc<Steps>, concurrency: usize, options: Options, health: Arc<Health>, stop: Stop) {
+    let slots = (0..concurrency.max(1)).map(|_| {
+        let slot = Slot {
+            steps: Arc::clone(&steps),
+            options,
+            health: Arc::clone(&health),
+            stop: stop.clone(),
+        };
+        slot.run()
+    });
+    join_all(slots).await;
+}
+
+/// Handles one message at a time.
+struct Slot {
+    steps: Arc<Steps>,
+    options: Options,
+    health: Arc<Health>,
+    stop: Stop,
+}
+
+impl Slot {
+    async fn run(mut self) {
+        let mut idle = self.options.idle.0;
+        while !self.stop.is_set() {
+            let leased = self.steps.queue().lease(self.options.taker, self.options.lease).await;
+            match leased {
+                Ok(Some(lease)) => {
+                    self.health.queue_answers();
+                    idle = self.options.idle.0;
+                    self.work(lease).await;
+                    continue;
+                }
+                Ok(None) => {
+                    self.health.queue_answers();
+                    if self.options.until_empty && self.is_empty().await {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    self.health.queue_fails(&error);
+                    tracing::warn!(%error, "the queue cannot be asked");
+                    self.steps.metrics().retried("queue_unreachable");
+                }
+            }
+            tokio::select! {
+                () = self.stop.wait() => {}
+                () = sleep(idle) => {}
+            }
+            idle = idle.saturating_mul(2).min(self.options.idle.1);
+        }
+    }
+
+    /// Whether nothing is on the queue that this worker, or another one, could still have to do.
+    async fn is_empty(&self) -> bool {
+        let depth = self.steps.queue().depth().await;
+        depth.is_ok_and(|depth| depth.iter().all(|class| class.ready + class.delayed + class.leased == 0))
+    }
+
+    /// Has a message handled, and keeps it meanwhile; gives it back where stopping does not wait any longer.
+    async fn work(&mut self, lease: Lease) {
+        let mut stop = self.stop.clone();
+        let limit = self.options.stop;
+        let stopping = async move {
+            stop.wait().await;
+            sleep(limit).await;
+        };
+        let steps = Arc::clone(&self.steps);
+        let verdict = tokio::select! {
+            verdict = steps.handle(&lease) => Some(verdict),
+            () = self.keep(&lease) => None,
+            () = stopping => Some(Verdict::Again(Duration::ZERO)),
+        };
+        let Some(verdict) = verdict else {
+            tracing::warn!(message = %lease.message.id, "the lease was lost; whoever has it now goes on");
+            return;
+        };
+        self.settle(&lease, verdict).await;
+    }
+
+    /// Extends the lease again and again; comes back when it is lost.
+    async fn keep(&self, lease: &Lease) {
+        let mut ticks = interval(self.options.lease / 3);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            ticks.tick().await;
+            match self.steps.queue().extend(lease, self.options.lease).await {
+                Ok(()) => {}
+                Err(QueueError::LeaseLost { .. }) => return,
+                Err(error) => tracing::warn!(%error, message = %lease.message.id, "a lease is not extended"),
+            }
+        }
+    }
+
+    /// Tells the queue what became of a message. Should that fail again and again, the lease runs out, and the message
+    /// is met again by somebody who finds that it was done.
+    async fn settle(&self, lease: &Lease, verdict: Verdict) {
+        let queue = self.steps.queue();
+        for pause in [50, 200, 1000, 0].map(Duration::from_millis) {
+            let told = async {
+                match verdict {
+                    Verdict::Done => queue.done(lease).await,
+                    Verdict::Again(delay) => queue.retry(lease, delay).await,
+                }
+            };
+            match timeout(self.options.lease, told).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) if error.kind() == Kind::Conflict => return,
+                Ok(Err(error)) => tracing::warn!(%error, message = %lease.message.id, "a message is not settled"),
+                Err(_) => tracing::warn!(message = %lease.message.id, "the queue does not answer"),
+            }
+            sleep(pause).await;
+        }
+    }
+}
