@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -10,11 +11,18 @@ use weighbridge_schemas::limits;
 use weighbridge_snapshots::root::check_location;
 
 use crate::error::{Failure, Result};
+use crate::sources::Allowed;
 
 /// Where the configuration is looked for when none is named.
 pub const DEFAULT_FILE: &str = "weighbridge.toml";
 /// The store when none is named anywhere.
 pub const DEFAULT_STORE: &str = "weighbridge-data/store";
+/// The queue when none is named anywhere.
+pub const DEFAULT_QUEUE: &str = "embedded:weighbridge-data/queue";
+/// The spool when none is named anywhere.
+pub const DEFAULT_SPOOL: &str = "weighbridge-data/spool";
+/// The bytes of a checkpoint that make a part, when nothing else is said.
+pub const DEFAULT_PART: u64 = 1 << 30;
 /// The memory budget when none is named anywhere, in bytes.
 pub const DEFAULT_MEMORY: u64 = 512 << 20;
 /// The smallest memory budget that lets a publish go on, in bytes.
@@ -33,6 +41,56 @@ pub struct Config {
     /// Whether `publish` and `fetch` leave it to the system when what they write gets to the disk, so that a crash of
     /// the machine may lose or damage what was written last; default: false. Variable `WEIGHBRIDGE_NO_SYNC`.
     pub no_sync: Option<bool>,
+    /// The queue: `embedded:PATH`. Variable `WEIGHBRIDGE_QUEUE`; default `embedded:weighbridge-data/queue`.
+    pub queue: Option<String>,
+    /// The trainer's spool: a folder. Variable `WEIGHBRIDGE_SPOOL`; default `weighbridge-data/spool`.
+    pub spool: Option<PathBuf>,
+    /// Where checkpoints come from.
+    #[serde(default)]
+    pub sources: Sources,
+    /// How workers work.
+    #[serde(default)]
+    pub worker: Worker,
+}
+
+/// Where checkpoints come from that are dropped on the queue.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sources {
+    /// Absolute paths and URLs below which workers may read; default: every path of this machine, no URL.
+    pub allow: Option<Vec<String>>,
+}
+
+/// How workers work.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Worker {
+    /// Messages handled at the same time, which share memory and threads; default: 1.
+    pub concurrency: Option<usize>,
+    /// How many bytes of a checkpoint make a part; default: 1GiB.
+    pub part_size: Option<String>,
+    /// Jobs of one model that are converted at the same time, at most; default: 4.
+    pub jobs_per_model: Option<usize>,
+    /// `cpu`, `gpu` or `auto` (the default).
+    pub device: Option<Device>,
+    /// The address where health and metrics are served; default: none for `worker`, 127.0.0.1:7460 for `serve`.
+    pub listen: Option<SocketAddr>,
+    /// How long a message is taken for at a time, in seconds; default: 60.
+    pub lease_seconds: Option<u64>,
+    /// How long messages at hand may take to end when the worker is asked to stop, in seconds; default: 20.
+    pub stop_seconds: Option<u64>,
+}
+
+/// Which messages a worker takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// Those that need no GPU.
+    Cpu,
+    /// Those for a GPU first.
+    Gpu,
+    /// As `gpu` where this machine has one, else as `cpu`.
+    Auto,
 }
 
 impl Config {
@@ -68,8 +126,47 @@ impl Config {
         if let Some(threads) = config.threads {
             check_threads(threads).map_err(|why| Failure::usage(format!("threads: {why}")))?;
         }
+        if let Some(queue) = &config.queue {
+            weighbridge_queue::url::check(queue)?;
+        }
+        if let Some(prefixes) = &config.sources.allow {
+            Allowed::new(prefixes)?;
+        }
+        config.worker.check()?;
         Ok(config)
     }
+}
+
+impl Worker {
+    fn check(&self) -> Result<()> {
+        if let Some(size) = &self.part_size {
+            check_part(size).map_err(|why| Failure::usage(format!("worker.part_size: {why}")))?;
+        }
+        for (name, number) in [("concurrency", self.concurrency), ("jobs_per_model", self.jobs_per_model)] {
+            if let Some(number) = number {
+                check_threads(number).map_err(|why| Failure::usage(format!("worker.{name}: {why}")))?;
+            }
+        }
+        if let Some(seconds) = self.lease_seconds.filter(|seconds| !(1..=86_400).contains(seconds)) {
+            return Err(Failure::usage(format!("worker.lease_seconds: {seconds} is not 1 to 86400")));
+        }
+        if let Some(seconds) = self.stop_seconds.filter(|seconds| *seconds > 86_400) {
+            return Err(Failure::usage(format!("worker.stop_seconds: {seconds} is not 0 to 86400")));
+        }
+        Ok(())
+    }
+}
+
+/// Reads the size of a part, in bytes.
+///
+/// # Errors
+/// A message for people.
+pub fn check_part(text: &str) -> std::result::Result<u64, String> {
+    let size = parse_bytes(text)?;
+    if (1 << 16..=1 << 40).contains(&size) {
+        return Ok(size);
+    }
+    Err(format!("{size} bytes are not 64KiB to 1024GiB"))
 }
 
 /// Reads a file that a person wrote: a regular one (a pipe would be waited for), of at most [`limits::POLICY_BYTES`].

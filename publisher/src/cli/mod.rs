@@ -18,22 +18,26 @@ mod report;
 mod snapshots;
 mod verify;
 mod version;
+mod worker;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use weighbridge_queue::Queue;
+use weighbridge_queue::clock::SystemClock;
 use weighbridge_schemas::names::ChannelName;
 use weighbridge_snapshots::channel::{Operation, WHO_BYTES};
 use weighbridge_snapshots::root::{Absent, Durability, Root};
 
 use crate::clock;
-use crate::config::{Config, DEFAULT_MEMORY, DEFAULT_STORE, check_memory, check_threads};
+use crate::config::{Config, DEFAULT_MEMORY, DEFAULT_QUEUE, DEFAULT_STORE, check_memory, check_threads};
 use crate::error::{Exit, Failure, Result};
 use crate::job::Budget;
 use output::Output;
@@ -64,6 +68,10 @@ pub struct Global {
     /// Where snapshots are kept: a path, or a file:// URL [default: weighbridge-data/store].
     #[arg(long, global = true, env = "WEIGHBRIDGE_STORE", value_name = "URL")]
     store: Option<String>,
+    /// Where manifests wait for workers: embedded:PATH, a folder of this machine [default:
+    /// embedded:weighbridge-data/queue].
+    #[arg(long, global = true, env = "WEIGHBRIDGE_QUEUE", value_name = "URL", hide_env_values = true)]
+    queue: Option<String>,
     /// The configuration file [default: weighbridge.toml, where there is one].
     #[arg(long, global = true, env = "WEIGHBRIDGE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -81,6 +89,8 @@ pub struct Global {
 #[derive(Debug, Subcommand)]
 enum Command {
     Publish(publish::Publish),
+    Worker(worker::Worker),
+    Serve(worker::Serve),
     Fetch(fetch::Fetch),
     Inspect(inspect::Inspect),
     Report(report::Show),
@@ -99,6 +109,13 @@ enum Command {
     Version,
 }
 
+impl Command {
+    /// Whether it runs until it is told to stop.
+    fn runs_on(&self) -> bool {
+        matches!(self, Self::Worker(_) | Self::Serve(_))
+    }
+}
+
 /// What a command works with: options, configuration, output.
 pub struct Context {
     global: Global,
@@ -115,6 +132,16 @@ impl Context {
     fn root_with(&self, absent: Absent, durability: Durability) -> Result<Root> {
         let named = given(self.global.store.as_ref()).or(self.config.store.as_deref());
         Ok(Root::open_with(named.unwrap_or(DEFAULT_STORE), absent, durability)?)
+    }
+
+    /// The queue's URL.
+    fn queue_url(&self) -> &str {
+        given(self.global.queue.as_ref()).or(self.config.queue.as_deref()).unwrap_or(DEFAULT_QUEUE)
+    }
+
+    /// The queue.
+    fn queue(&self) -> Result<Arc<dyn Queue>> {
+        Ok(weighbridge_queue::url::open(self.queue_url(), Arc::new(SystemClock::new()))?)
     }
 
     fn durability(&self, option: &SyncOption) -> Result<Durability> {
@@ -282,10 +309,12 @@ fn start(cli: Cli, output: Output) -> Result<ExitCode> {
     let done = runtime.block_on(async move {
         let config = Config::load(cli.global.config.as_deref())?;
         let context = Context { global: cli.global, config, output };
+        // One that runs on and on is told to stop by the first signal, and stopped by the second.
+        let signals = if command.runs_on() { 2 } else { 1 };
         tokio::select! {
             // First, so that the signals are caught before any work begins.
             biased;
-            () = interrupted() => Err(Failure {
+            () = interrupted(signals) => Err(Failure {
                 message: "interrupted; what was published before stays, run it again to finish".to_owned(),
                 exit: Exit::Interrupted,
                 class: "interrupted",
@@ -302,6 +331,8 @@ fn start(cli: Cli, output: Output) -> Result<ExitCode> {
 async fn run(command: Command, context: &Context) -> Result<ExitCode> {
     match command {
         Command::Publish(publish) => return publish.run(context).await,
+        Command::Worker(worker) => worker.run(context).await?,
+        Command::Serve(serve) => serve.run(context).await?,
         Command::Fetch(fetch) => fetch.run(context).await?,
         Command::Inspect(inspect) => inspect.run(context).await?,
         Command::Report(show) => show.run(context).await?,
@@ -322,15 +353,17 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
 /// SIGXFSZ on Linux.
 const FILE_SIZE_SIGNAL: i32 = 25;
 
-/// Comes back on Ctrl-C or SIGTERM.
-async fn interrupted() {
+/// Comes back on the `number`th Ctrl-C or SIGTERM from now on.
+async fn interrupted(number: u32) {
     use tokio::signal::unix::{SignalKind, signal};
     // A file that reaches the process's size limit is to be an error like a full disk, not the end.
     let _size_limit = signal(SignalKind::from_raw(FILE_SIZE_SIGNAL));
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
     let (Ok(mut terminate), Ok(mut interrupt)) = signals else { return std::future::pending().await };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    for _ in 0..number {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
     }
 }

@@ -122,6 +122,12 @@ impl Steps {
         Self { root, queue, options, plans, metrics }
     }
 
+    /// How steps are done here.
+    #[must_use]
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// The queue.
     #[must_use]
     pub fn queue(&self) -> &Arc<dyn Queue> {

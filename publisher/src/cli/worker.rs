@@ -1,0 +1,193 @@
+//! `worker`: publishes what is on the queue. `serve`: the same, and all that one machine needs beside it.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use weighbridge_queue::Taker;
+use weighbridge_snapshots::root::Absent;
+
+use super::{BudgetOptions, Context, SyncOption, given};
+use crate::config::{DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
+use crate::error::{Exit, Failure, Result};
+use crate::job::Budget;
+use crate::metrics::Metrics;
+use crate::sources::Allowed;
+use crate::steps::{self, Pauses, Steps};
+use crate::worker::{self, Health, Stop};
+
+/// Publish what is on the queue, until told to stop.
+///
+/// Any number of workers share one queue and one store. Kill one at any moment: what it was doing is done by another.
+/// SIGTERM: nothing more is taken, what is at hand ends or is given back, exit code 0.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  weighbridge worker --store /srv/store --queue embedded:/srv/queue --threads 4")]
+pub(super) struct Worker {
+    #[command(flatten)]
+    work: WorkOptions,
+    /// Stop when the queue is empty: nothing is ready, waits for a retry, or is being worked on.
+    #[arg(long)]
+    until_empty: bool,
+}
+
+/// Run all that one machine needs, in one process, until told to stop: workers, and whoever sends what waits in the
+/// spool.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  weighbridge serve --store /srv/store --queue embedded:/srv/queue")]
+pub(super) struct Serve {
+    #[command(flatten)]
+    work: WorkOptions,
+    /// What runs.
+    #[arg(long, value_delimiter = ',', default_values = ["worker", "spool"], value_name = "ROLES")]
+    roles: Vec<Role>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Role {
+    /// Publishes what is on the queue.
+    Worker,
+    /// Sends what waits in the spool.
+    Spool,
+}
+
+#[derive(Debug, Args)]
+struct WorkOptions {
+    /// Which messages are taken: those that need no GPU, those for a GPU first, or by what this machine has [default:
+    /// auto]. In this version tables are encoded by the CPU on every machine.
+    #[arg(long, value_enum)]
+    device: Option<Device>,
+    /// Messages handled at the same time, which share memory and threads [default: 1].
+    #[arg(long, value_name = "N")]
+    concurrency: Option<usize>,
+    /// How many bytes of a checkpoint make a part, which is what a crash costs and what workers share [default: 1GiB].
+    #[arg(long, value_name = "SIZE")]
+    part_size: Option<String>,
+    /// Jobs of one model that are converted at the same time, by all workers, at most [default: 4].
+    #[arg(long, value_name = "N")]
+    jobs_per_model: Option<usize>,
+    /// The address where health and metrics are served: /live, /ready, /metrics [default: none; with `serve`
+    /// 127.0.0.1:7460].
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// How long a message is taken for at a time, in seconds; it is extended while it is worked on [default: 60].
+    #[arg(long, value_name = "SECONDS")]
+    lease_seconds: Option<u64>,
+    /// How long messages at hand may take to end when told to stop, in seconds [default: 20].
+    #[arg(long, value_name = "SECONDS")]
+    stop_seconds: Option<u64>,
+    #[command(flatten)]
+    budget: BudgetOptions,
+    #[command(flatten)]
+    sync: SyncOption,
+}
+
+impl Worker {
+    pub(super) async fn run(self, context: &Context) -> Result<()> {
+        let stop = told_to_stop();
+        self.work.run(context, self.until_empty, stop).await
+    }
+}
+
+impl Serve {
+    pub(super) async fn run(self, context: &Context) -> Result<()> {
+        let stop = told_to_stop();
+        self.work.run(context, false, stop).await
+    }
+}
+
+impl WorkOptions {
+    async fn run(&self, context: &Context, until_empty: bool, stop: Stop) -> Result<()> {
+        let steps = Arc::new(self.steps(context)?);
+        let seconds = |option: Option<u64>, configured: Option<u64>, default| {
+            Duration::from_secs(option.or(configured).unwrap_or(default))
+        };
+        let configured = &context.config.worker;
+        let options = worker::Options {
+            taker: taker(self.device.or(configured.device).unwrap_or(Device::Auto))?,
+            lease: seconds(self.lease_seconds, configured.lease_seconds, 60),
+            idle: (Duration::from_millis(10), Duration::from_millis(250)),
+            stop: seconds(self.stop_seconds, configured.stop_seconds, 20),
+            until_empty,
+        };
+        let concurrency = steps.options().concurrency;
+        tracing::info!(store = %steps.root().folder().display(), queue = context.queue_url(), concurrency, "working");
+        worker::run(steps, concurrency, options, Arc::new(Health::default()), stop).await;
+        Ok(())
+    }
+
+    fn steps(&self, context: &Context) -> Result<Steps> {
+        let configured = &context.config.worker;
+        let number = |name: &str, option: Option<usize>, configured: Option<usize>, default| {
+            let number = option.or(configured).unwrap_or(default);
+            check_threads(number).map_err(|why| Failure::usage(format!("--{name}: {why}")))
+        };
+        let concurrency = number("concurrency", self.concurrency, configured.concurrency, 1)?;
+        let whole = context.budget(&self.budget)?;
+        let budget = Budget {
+            memory: whole.memory / concurrency as u64,
+            threads: (whole.threads / concurrency).max(1),
+        };
+        if budget.memory < LEAST_MEMORY {
+            return Err(Failure::usage(format!(
+                "--concurrency {concurrency} leaves {} MiB for each message; at least {} MiB are needed: raise --memory",
+                budget.memory >> 20,
+                LEAST_MEMORY >> 20
+            )));
+        }
+        let part_bytes = match given(self.part_size.as_ref()).or(configured.part_size.as_deref()) {
+            Some(text) => check_part(text).map_err(|why| Failure::usage(format!("--part-size: {why}")))?,
+            None => DEFAULT_PART,
+        };
+        let options = steps::Options {
+            who: who(),
+            budget,
+            concurrency,
+            part_bytes,
+            jobs_per_model: number("jobs-per-model", self.jobs_per_model, configured.jobs_per_model, 4)?,
+            sources: match &context.config.sources.allow {
+                Some(prefixes) => Allowed::new(prefixes)?,
+                None => Allowed::default(),
+            },
+            pauses: Pauses { first: Duration::from_secs(1), longest: Duration::from_secs(30) },
+        };
+        let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
+        Ok(Steps::new(root, context.queue()?, options, Arc::new(Metrics::default())))
+    }
+}
+
+/// This process, for documents and logs.
+fn who() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("worker {host}:{}", std::process::id())
+}
+
+fn taker(device: Device) -> Result<Taker> {
+    let has_gpu = Path::new("/dev/nvidiactl").try_exists().unwrap_or(false);
+    match device {
+        Device::Cpu => Ok(Taker::Cpu),
+        Device::Auto => Ok(if has_gpu { Taker::Gpu } else { Taker::Cpu }),
+        Device::Gpu if has_gpu => Ok(Taker::Gpu),
+        Device::Gpu => Err(Failure {
+            kind: weighbridge_schemas::error::Kind::Permanent,
+            class: "no_device",
+            message: "--device gpu: this machine shows no NVIDIA GPU (/dev/nvidiactl); use --device cpu or auto".to_owned(),
+            exit: Exit::Unreachable,
+        }),
+    }
+}
+
+/// SIGTERM and Ctrl-C tell workers to stop.
+fn told_to_stop() -> Stop {
+    let (sender, stop) = Stop::new();
+    tokio::spawn(async move {
+        super::interrupted(1).await;
+        tracing::info!("told to stop");
+        let _ = sender.send(true);
+        // Kept, so that whoever listens goes on listening.
+        std::future::pending::<()>().await;
+    });
+    stop
+}
