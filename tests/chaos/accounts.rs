@@ -1,0 +1,48 @@
+//! What became of jobs, by the store alone.
+
+use weighbridge_schemas::job::{Ended, JobId, Outcome};
+use weighbridge_schemas::names::ModelName;
+use weighbridge_snapshots::channel::Channel;
+use weighbridge_snapshots::jobs::Job;
+use weighbridge_snapshots::root::Root;
+use weighbridge_snapshots::{catalog, dead, verify};
+
+use weighbridge_queue::Queue;
+
+/// How a job ended.
+pub(crate) async fn outcome(root: &Root, model: &str, id: &str) -> Option<Outcome> {
+    let (model, id) = (model.parse::<ModelName>().unwrap(), id.parse::<JobId>().unwrap());
+    Job::new(root, &model, &id).outcome().await.unwrap()
+}
+
+/// Checks that one job was published once, as `snapshot`, and that nothing else happened.
+pub(crate) async fn published_once(root: &Root, queue: &dyn Queue, model: &str, id: &str, snapshot: &str) {
+    let outcome = outcome(root, model, id).await.expect("the job has an outcome");
+    assert_eq!(outcome.outcome, Ended::Published, "{outcome:?}");
+    assert_eq!(outcome.snapshot.unwrap().to_string(), snapshot);
+    assert_eq!(outcome.sequence, Some(1));
+    let model = model.parse::<ModelName>().unwrap();
+    let snapshots = catalog::snapshots(root, &model).await.unwrap();
+    assert_eq!(snapshots.len(), 1);
+    let prod = "prod".parse().unwrap();
+    let log = Channel::new(root, &model, &prod).log(100).await.unwrap();
+    assert_eq!(log.len(), 1, "{log:?}");
+    assert_eq!(log[0].snapshot.to_string(), snapshot);
+    assert!(dead::list(root).await.unwrap().is_empty());
+    sound(root).await;
+    empty(queue).await;
+}
+
+/// Checks that every byte of the store is what its name says.
+pub(crate) async fn sound(root: &Root) {
+    for model in catalog::models(root).await.unwrap() {
+        let verified = verify::model(root, &model, &|_| {}).await.unwrap();
+        assert!(verified.problems.is_empty(), "{:?}", verified.problems);
+    }
+}
+
+/// Checks that nothing is left on the queue.
+pub(crate) async fn empty(queue: &dyn Queue) {
+    let depth = queue.depth().await.unwrap();
+    assert!(depth.iter().all(|class| class.ready + class.delayed + class.leased == 0), "{depth:?}");
+}
