@@ -4,12 +4,18 @@
 //! |---|---|
 //! | [`Queue`] | the seam |
 //! | [`message`] | what is on a queue |
+//! | [`url`] | from a queue's URL to the queue |
+//! | [`embedded`] | the queue in a folder of this machine |
+//! | [`clock`] | the one door to time |
 //! | [`error`] | what goes wrong |
 //!
 //! Delivery is at least once: whoever handles a message may meet it again, and has to recognise what it has done.
 
+pub mod clock;
+pub mod embedded;
 pub mod error;
 pub mod message;
+pub mod url;
 
 use std::time::Duration;
 
@@ -31,7 +37,8 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
     /// Keeps a lease for `time` from now on.
     ///
     /// # Errors
-    /// [`Error::LeaseLost`] where it has ended: somebody else may have the message.
+    /// [`Error::LeaseLost`] where somebody else has, or has had, the message since; some backends say so as soon as the
+    /// time is over. What was done already cannot be done again: after an unknown outcome it is no bad sign.
     async fn extend(&self, lease: &Lease, time: Duration) -> Result<(), Error>;
 
     /// Takes the message off the queue, for good.

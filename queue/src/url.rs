@@ -1,0 +1,96 @@
+//! From a queue's URL to the queue.
+//!
+//! Errors name the scheme alone: the rest of a URL may hold a password.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use weighbridge_schemas::error::shorten;
+
+use crate::Queue;
+use crate::clock::Clock;
+use crate::embedded::Embedded;
+use crate::error::Error;
+
+/// For how long a call waits for another process that writes, unless told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Opens the queue at `url`: `embedded:PATH`, where PATH is a folder of this machine, made where it is absent.
+///
+/// # Errors
+/// [`Error::Refused`] where the URL is none of a queue, or what lies there is no queue of this version;
+/// [`Error::Unreachable`] where it cannot be opened now.
+pub fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Queue>, Error> {
+    open_with(url, clock, PATIENCE)
+}
+
+/// As [`open`]; no call waits longer than `patience` for another process that writes.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(url: &str, clock: Arc<dyn Clock>, patience: Duration) -> Result<Arc<dyn Queue>, Error> {
+    Ok(Arc::new(Embedded::open(folder(url)?, clock, patience)?))
+}
+
+/// Whether `url` is of a queue, as far as can be told without opening it.
+///
+/// # Errors
+/// [`Error::Refused`] where it is not.
+pub fn check(url: &str) -> Result<(), Error> {
+    folder(url).map(|_| ())
+}
+
+/// The folder of an embedded queue.
+fn folder(url: &str) -> Result<&Path, Error> {
+    let refused = |what: String, why: &str| Err(Error::Refused { what, why: why.to_owned() });
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return refused("queue URL".to_owned(), "it has no scheme; use embedded:PATH");
+    };
+    let what = format!("queue URL {:?}", format!("{}:...", shorten(scheme)));
+    match scheme {
+        "embedded" if rest.is_empty() => refused(what, "it names no folder; use embedded:PATH"),
+        "embedded" if rest.contains('\0') => refused(what, "a path holds no NUL"),
+        // Is the first part of `//a/b` a host or a folder? Nobody should have to guess.
+        "embedded" if rest.starts_with("//") && !rest.starts_with("///") => {
+            refused(what, "it has two slashes; use embedded:PATH, with one slash or none before PATH")
+        }
+        "embedded" => Ok(Path::new(rest)),
+        "amqp" | "amqps" => refused(what, "not in this version; use embedded:PATH"),
+        _ => refused(what, "no such kind of queue; use embedded:PATH"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_taken_as_it_is_written() {
+        for path in ["/a b/c", "a/../b", "./x%20y", "///a", "c:d"] {
+            assert_eq!(folder(&format!("embedded:{path}")).unwrap(), Path::new(path));
+        }
+    }
+
+    #[test]
+    fn what_is_no_queue_is_refused_with_the_way_out_and_without_secrets() {
+        for url in [
+            "",
+            "x",
+            "embedded:",
+            "embedded://a/b",
+            "embedded:a\0",
+            "amqp://u:secret@h",
+            "amqps://u:secret@h",
+            "kafka://u:secret@h",
+            "Embedded:/secret",
+        ] {
+            let error = check(url).unwrap_err();
+            assert!(matches!(error, Error::Refused { .. }), "{url}");
+            let text = error.to_string();
+            assert!(!text.contains("secret"), "{text}");
+            assert!(text.contains("embedded:PATH") || text.contains("NUL"), "{text}");
+        }
+        assert!(check("amqp://h").unwrap_err().to_string().contains("not in this version"));
+    }
+}
