@@ -11,5 +11,7 @@
 )]
 
 mod accounts;
+mod crashes;
+mod faults;
 mod house;
 mod plain;
