@@ -12,6 +12,7 @@
 
 mod accounts;
 mod crashes;
+mod failures;
 mod faults;
 mod house;
 mod plain;
