@@ -46,3 +46,27 @@ pub(crate) async fn empty(queue: &dyn Queue) {
     let depth = queue.depth().await.unwrap();
     assert!(depth.iter().all(|class| class.ready + class.delayed + class.leased == 0), "{depth:?}");
 }
+
+/// How a job ended, which has to have ended.
+pub(crate) async fn ended(root: &Root, id: &str) -> Ended {
+    let outcome = outcome(root, crate::house::MODEL, id).await;
+    outcome.unwrap_or_else(|| panic!("{id} has no outcome")).outcome
+}
+
+/// The steps that the channel `prod` got, the oldest first.
+pub(crate) async fn steps(root: &Root) -> Vec<u64> {
+    let (model, prod) = (crate::house::MODEL.parse().unwrap(), "prod".parse().unwrap());
+    let mut log = Channel::new(root, &model, &prod).log(1000).await.unwrap();
+    log.reverse();
+    log.iter().map(|entry| entry.step).collect()
+}
+
+/// The ids of dead letters, and their classes.
+pub(crate) async fn letters(root: &Root) -> Vec<(String, String)> {
+    let mut letters = Vec::new();
+    for (id, _) in dead::list(root).await.unwrap() {
+        let class = dead::get(root, &id).await.unwrap().error.class;
+        letters.push((id, class));
+    }
+    letters
+}

@@ -106,6 +106,25 @@ pub(crate) fn manifest(id: &str, step: u64, location: &Path) -> serde_json::Valu
     })
 }
 
+/// A checkpoint manifest with more fields, or others.
+pub(crate) fn manifest_with(
+    id: &str,
+    step: u64,
+    location: &Path,
+    fields: &[(&str, serde_json::Value)],
+) -> serde_json::Value {
+    let mut manifest = manifest(id, step, location);
+    for (field, value) in fields {
+        manifest[*field] = value.clone();
+    }
+    manifest
+}
+
+/// A policy as it stands in a manifest: nothing is encoded, and what `text` says.
+pub(crate) fn policy(text: &str) -> serde_json::Value {
+    serde_json::json!({ "toml": format!("schema = \"weighbridge.policy/v1\"\n{text}") })
+}
+
 /// Puts a manifest on the queue.
 pub(crate) async fn drop_manifest(queue: &dyn Queue, manifest: &serde_json::Value) {
     let message = Message {

@@ -15,4 +15,6 @@ mod crashes;
 mod failures;
 mod faults;
 mod house;
+mod order;
 mod plain;
+mod ready;
