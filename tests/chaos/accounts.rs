@@ -1,13 +1,15 @@
 //! What became of jobs, by the store alone.
 
+use std::collections::BTreeMap;
+
+use weighbridge_queue::Queue;
+use weighbridge_schemas::channel::entry_id;
 use weighbridge_schemas::job::{Ended, JobId, Outcome};
 use weighbridge_schemas::names::ModelName;
 use weighbridge_snapshots::channel::Channel;
-use weighbridge_snapshots::jobs::Job;
+use weighbridge_snapshots::jobs::{self, Job};
 use weighbridge_snapshots::root::Root;
-use weighbridge_snapshots::{catalog, dead, verify};
-
-use weighbridge_queue::Queue;
+use weighbridge_snapshots::{catalog, dead, manifest, verify};
 
 /// How a job ended.
 pub(crate) async fn outcome(root: &Root, model: &str, id: &str) -> Option<Outcome> {
@@ -39,6 +41,47 @@ pub(crate) async fn sound(root: &Root) {
         let verified = verify::model(root, &model, &|_| {}).await.unwrap();
         assert!(verified.problems.is_empty(), "{:?}", verified.problems);
     }
+}
+
+/// Checks, by the store alone, that every job has an outcome that fits what is there: the published ones and the
+/// entries of channels are the same, and no channel went backwards. Gives how many jobs ended in each way.
+pub(crate) async fn balance(root: &Root) -> BTreeMap<Ended, u64> {
+    let mut ends = BTreeMap::new();
+    let letters: BTreeMap<_, _> = letters(root).await.into_iter().collect();
+    for model in catalog::models(root).await.unwrap() {
+        let mut published = BTreeMap::new();
+        for id in jobs::list(root, &model).await.unwrap() {
+            let job = Job::new(root, &model, &id);
+            let record = job.record().await.unwrap().unwrap_or_else(|| panic!("{id} has no record"));
+            let outcome = job.outcome().await.unwrap().unwrap_or_else(|| panic!("{id} of {model} has no outcome"));
+            *ends.entry(outcome.outcome).or_default() += 1;
+            assert_eq!(outcome.outcome == Ended::Dead, letters.contains_key(id.as_str()), "{id}: {outcome:?}");
+            match outcome.outcome {
+                Ended::Published => {
+                    let entry = entry_id(id.as_str(), &record.channel);
+                    assert!(published.insert((record.channel.clone(), outcome.sequence.unwrap()), entry).is_none());
+                }
+                Ended::Coalesced => assert_ne!(outcome.by.unwrap(), id),
+                Ended::Unchanged | Ended::Superseded | Ended::Held | Ended::Quarantined => {
+                    let snapshot = outcome.snapshot.expect("it has a snapshot");
+                    manifest::get(root, &model, &snapshot).await.unwrap();
+                }
+                Ended::Dead | Ended::Cancelled => assert!(outcome.snapshot.is_none()),
+            }
+        }
+        for name in catalog::channels(root, &model).await.unwrap() {
+            let mut log = Channel::new(root, &model, &name).log(10_000).await.unwrap();
+            log.reverse();
+            for entry in &log {
+                let job = published.remove(&(name.clone(), entry.sequence));
+                assert_eq!(job, Some(entry.id), "entry {} of {model}@{name} is no job's", entry.sequence);
+            }
+            let backwards = log.windows(2).find(|pair| pair[0].run == pair[1].run && pair[0].step > pair[1].step);
+            assert!(backwards.is_none(), "{backwards:?}");
+        }
+        assert!(published.is_empty(), "published, but on no channel: {published:?}");
+    }
+    ends
 }
 
 /// Checks that nothing is left on the queue.

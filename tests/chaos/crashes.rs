@@ -2,7 +2,7 @@
 //! goes on; and it ends as if nothing had happened.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use weighbridge_queue::faulty::{Faults, Phase};
@@ -39,22 +39,32 @@ async fn child() {
     std::fs::write(house.folder.join("calls"), format!("{} {}", store.calls(), queue.calls())).unwrap();
 }
 
-/// Runs a worker that dies at `point`; says whether it did.
-fn worker(folder: &Path, which: Which, point: Option<Point>) -> bool {
+/// Starts a worker, which is this program run again; it dies at `point`.
+fn start(folder: &Path, which: Which, point: Option<Point>) -> Child {
     let which = if which == Which::Store { "store" } else { "queue" };
     let (number, phase) = match point {
         Some((number, Phase::Before)) => (number.to_string(), "before"),
         Some((number, Phase::After)) => (number.to_string(), "after"),
         None => ("none".to_owned(), "before"),
     };
-    let status = Command::new(std::env::current_exe().unwrap())
+    Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crashes::child", "--nocapture"])
         .env(CHILD, format!("{}|{which}|{number}|{phase}", folder.display()))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .status()
-        .unwrap();
-    assert!(status.success() || status.code().is_none(), "{status:?} at {point:?} of {which}");
+        .spawn()
+        .unwrap()
+}
+
+/// Starts a worker that does not die by itself.
+pub(crate) fn start_worker(folder: &Path) -> Child {
+    start(folder, Which::Store, None)
+}
+
+/// Runs a worker that dies at `point`; says whether it did.
+fn worker(folder: &Path, which: Which, point: Option<Point>) -> bool {
+    let status = start(folder, which, point).wait().unwrap();
+    assert!(status.success() || status.code().is_none(), "{status:?} at {point:?} of {which:?}");
     !status.success()
 }
 

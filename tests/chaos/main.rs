@@ -15,6 +15,7 @@ mod crashes;
 mod failures;
 mod faults;
 mod house;
+mod many;
 mod order;
 mod plain;
 mod ready;

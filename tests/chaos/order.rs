@@ -163,9 +163,9 @@ async fn one_id_is_one_job_and_two_ids_are_two() {
     let (_folder, house) = House::new();
     let checkpoint = house.checkpoint("c.safetensors", 1);
     let first = manifest(&id(1), 1, &checkpoint);
-    let (root, _) = publish(&house, &[first.clone(), first.clone()]).await;
+    publish(&house, &[first.clone(), first.clone()]).await;
     // Once more, when it has ended; and the same content under an id of its own.
-    let (root, _) = publish(&house, &[first, manifest(&id(2), 1, &checkpoint)]).await.clone();
+    let (root, _) = publish(&house, &[first, manifest(&id(2), 1, &checkpoint)]).await;
     let outcomes = (ended(&root, &id(1)).await, ended(&root, &id(2)).await);
     assert_eq!(outcomes, (Ended::Published, Ended::Unchanged));
     assert_eq!(steps(&root).await, [1]);
