@@ -7,13 +7,17 @@
 //! | [`url`] | from a queue's URL to the queue |
 //! | [`embedded`] | the queue in a folder of this machine |
 //! | [`clock`] | the one door to time |
+//! | [`contract`] | what every backend has to pass |
+//! | [`faulty`] | a queue that fails as told, for tests |
 //! | [`error`] | what goes wrong |
 //!
 //! Delivery is at least once: whoever handles a message may meet it again, and has to recognise what it has done.
 
 pub mod clock;
+pub mod contract;
 pub mod embedded;
 pub mod error;
+pub mod faulty;
 pub mod message;
 pub mod url;
 
