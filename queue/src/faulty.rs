@@ -48,9 +48,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// How call number `number` fails, if it does.
-    #[must_use]
-    pub fn of(&self, number: u64) -> Option<Fault> {
+    fn of(&self, number: u64) -> Option<Fault> {
         if let Some(fault) = self.at.get(&number) {
             return Some(*fault);
         }

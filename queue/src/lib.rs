@@ -6,6 +6,8 @@
 //! | [`message`] | what is on a queue |
 //! | [`url`] | from a queue's URL to the queue |
 //! | [`embedded`] | the queue in a folder of this machine |
+//! | [`spool`] | where manifests wait on the trainer's machine |
+//! | [`dropper`] | what trainers call |
 //! | [`clock`] | the one door to time |
 //! | [`contract`] | what every backend has to pass |
 //! | [`faulty`] | a queue that fails as told, for tests |
@@ -15,10 +17,12 @@
 
 pub mod clock;
 pub mod contract;
+pub mod dropper;
 pub mod embedded;
 pub mod error;
 pub mod faulty;
 pub mod message;
+pub mod spool;
 pub mod url;
 
 use std::time::Duration;

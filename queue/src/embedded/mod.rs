@@ -30,6 +30,8 @@ use crate::{Depth, Lease, Queue, Taker};
 use file::{Fault, Opened};
 use place::Place;
 
+pub(crate) use place::make_durably;
+
 /// An embedded queue.
 #[derive(Debug)]
 pub struct Embedded {
