@@ -111,6 +111,11 @@ digest!(
     FileDigest,
     "file digest"
 );
+digest!(
+    /// The BLAKE3 chaining value of a part of a file: of a node of its tree that is not the root.
+    ChainingValue,
+    "chaining value"
+);
 
 fn parse_hex(text: &str) -> Option<[u8; 32]> {
     let digits = text.as_bytes();

@@ -15,6 +15,7 @@
 //! | [`snapshot`] | the snapshot manifest, whose hash is the snapshot's id |
 //! | [`channel`] | channel entries, and the rule that says which publish may move a channel |
 //! | [`report`] | the validation report: statistics and verdicts of the gates |
+//! | [`digests`] | what a reader of a part of a checkpoint knows of the digests that are declared of it |
 //! | [`canonical`] | canonical bytes of a document |
 //! | [`schema`] | JSON Schemas generated from the types |
 //! | [`time`] | time stamps |
@@ -23,6 +24,7 @@
 pub mod canonical;
 pub mod channel;
 pub mod checkpoint;
+pub mod digests;
 pub mod dtype;
 pub mod encoding;
 pub mod error;

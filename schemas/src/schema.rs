@@ -5,6 +5,7 @@ use schemars::schema_for;
 
 use crate::channel::ChannelEntry;
 use crate::checkpoint::CheckpointManifest;
+use crate::digests::PartialDigests;
 use crate::policy::PolicyFile;
 use crate::report::Report;
 use crate::snapshot::SnapshotManifest;
@@ -15,6 +16,7 @@ pub fn all() -> Vec<(&'static str, String)> {
     let schemas = [
         ("channel.v1.json", schema_for!(ChannelEntry)),
         ("checkpoint.v1.json", schema_for!(CheckpointManifest)),
+        ("digests.v1.json", schema_for!(PartialDigests)),
         ("policy.v1.json", schema_for!(PolicyFile)),
         ("report.v1.json", schema_for!(Report)),
         ("snapshot.v1.json", schema_for!(SnapshotManifest)),
