@@ -211,6 +211,42 @@ pub struct Record {
     pub crc32: u32,
 }
 
+/// A torch.save archive of one tensor within a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Item {
+    /// Its first byte in the file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub length: u64,
+}
+
+/// The record that holds a slice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SliceRecord {
+    /// The record.
+    pub record: Record,
+    /// The item whose storage it is; `None` where the whole file is one archive.
+    pub item: Option<Item>,
+}
+
+/// What is checked as one, by a name that the listing knows: of an item, nobody has to look into its archive to learn
+/// whether others have checked its storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Checkable {
+    /// The storage of an item.
+    Item(Item),
+    /// A record of a file that is one archive.
+    Record(Record),
+}
+
+impl SliceRecord {
+    /// What is checked with it.
+    #[must_use]
+    pub fn checkable(&self) -> Checkable {
+        self.item.map_or(Checkable::Record(self.record), Checkable::Item)
+    }
+}
+
 impl Record {
     /// The first byte behind it.
     #[must_use]

@@ -40,6 +40,8 @@ classes! {
     FileSizeMismatch = "file_size_mismatch";
     /// A file has another BLAKE3 than the checkpoint manifest declares.
     FileDigestMismatch = "file_digest_mismatch";
+    /// What another reader of the checkpoint tells of its digests makes no sense.
+    DigestsBad = "digests_bad";
     /// The checkpoint holds no tensor.
     NoTensors = "no_tensors";
     /// None of the supported formats.

@@ -111,6 +111,11 @@ digest!(
     FileDigest,
     "file digest"
 );
+digest!(
+    /// The BLAKE3 chaining value of a part of a file: of a node of its tree that is not the root.
+    ChainingValue,
+    "chaining value"
+);
 
 digest!(
     /// The digest of what a checkpoint's files looked like, names and sizes: one that is still written looks different

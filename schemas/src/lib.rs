@@ -17,6 +17,7 @@
 //! | [`job`] | a queued publish: its record, plan, part results, decision, outcome, events, and the steps on the queue |
 //! | [`dead`] | dead letters: what cannot be published, and why |
 //! | [`report`] | the validation report: statistics and verdicts of the gates |
+//! | [`digests`] | what a reader of a part of a checkpoint knows of the digests that are declared of it |
 //! | [`canonical`] | canonical bytes of a document |
 //! | [`schema`] | JSON Schemas generated from the types |
 //! | [`time`] | time stamps |
@@ -26,6 +27,7 @@ pub mod canonical;
 pub mod channel;
 pub mod checkpoint;
 pub mod dead;
+pub mod digests;
 pub mod dtype;
 pub mod encoding;
 pub mod error;

@@ -40,6 +40,8 @@ pub const PATH_PART_BYTES: usize = 255;
 pub const SNAPSHOT_MANIFEST_BYTES: usize = 256 << 20;
 /// Largest channel entry, in bytes.
 pub const CHANNEL_ENTRY_BYTES: usize = 64 << 10;
+/// Largest document of partial digests, in bytes: some 36,000 subtrees. What would not fit is read again.
+pub const PARTIAL_DIGESTS_BYTES: usize = 4 << 20;
 /// Largest validation report, in bytes.
 pub const REPORT_BYTES: usize = 512 << 20;
 

@@ -7,6 +7,7 @@ use crate::channel::ChannelEntry;
 use crate::checkpoint::CheckpointManifest;
 use crate::dead::DeadLetter;
 use crate::job::{Decision, Event, JobPlan, JobRecord, Outcome, PartResult, Republish, Step};
+use crate::digests::PartialDigests;
 use crate::policy::PolicyFile;
 use crate::report::Report;
 use crate::snapshot::SnapshotManifest;
@@ -24,6 +25,7 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("outcome.v1.json", schema_for!(Outcome)),
         ("part.v1.json", schema_for!(PartResult)),
         ("plan.v1.json", schema_for!(JobPlan)),
+        ("digests.v1.json", schema_for!(PartialDigests)),
         ("policy.v1.json", schema_for!(PolicyFile)),
         ("report.v1.json", schema_for!(Report)),
         ("republish.v1.json", schema_for!(Republish)),

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weighbridge_schemas::limits;
 
-use crate::checkpoint::Record;
+use crate::checkpoint::SliceRecord;
 use crate::error::{Class, ReadError, Result};
 use crate::source::SourceFile;
 
@@ -80,7 +80,7 @@ impl Readable<'_> {
     ///
     /// # Errors
     /// As [`Readable::read_exact_at`], and [`Class::ZipCrc`].
-    pub fn read_in(&self, record: Option<Record>, buffer: &mut [u8], offset: u64) -> Result<()> {
+    pub fn read_in(&self, record: Option<SliceRecord>, buffer: &mut [u8], offset: u64) -> Result<()> {
         match (self, record) {
             (Self::File(file), Some(record)) => file.read_record_at(record, buffer, offset),
             _ => self.read_exact_at(buffer, offset),

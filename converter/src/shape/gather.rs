@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use weighbridge_schemas::dtype::{Dtype, element_count};
 use weighbridge_schemas::limits;
 
-use crate::checkpoint::{Checkpoint, Location, Record, Slice, Strided, Tensor};
+use crate::checkpoint::{Checkpoint, Item, Location, Slice, SliceRecord, Strided, Tensor};
 use crate::error::{Class, ReadError, Result};
 use crate::read::torch_item;
 use crate::read::unpack::Readable;
@@ -77,7 +77,7 @@ fn check_storage(slice: &Slice, dtype: Dtype) -> Result<()> {
 }
 
 /// Where the elements of a slice lie.
-struct Place<'s> {
+pub(super) struct Place<'s> {
     bytes: Readable<'s>,
     /// The byte of the first element.
     offset: u64,
@@ -86,17 +86,25 @@ struct Place<'s> {
     /// How many bytes lie between the first element's first and the last element's last.
     extent: u64,
     /// The record that holds them, where it carries a checksum.
-    record: Option<Record>,
+    pub(super) record: Option<SliceRecord>,
 }
 
 impl<'s> Place<'s> {
-    fn of(slice: &'s Slice, dtype: Dtype) -> Result<Self> {
+    /// Finds it out, where it is not known yet.
+    pub(super) fn of(slice: &'s Slice, dtype: Dtype) -> Result<Self> {
         let (bytes, offset, strides, record) = match &slice.location {
             Location::Dense { file, offset } => (Readable::File(file), *offset, None, None),
             Location::TorchItem { file, offset, length, storage } => {
-                let storage =
-                    once(storage, || torch_item::locate(file, *offset, *length, dtype, &slice.sizes))?;
-                (Readable::File(file), storage.offset, Some(storage.strides.as_slice()), storage.record)
+                let item = Item { offset: *offset, length: *length };
+                let storage = once(storage, || {
+                    let found = torch_item::locate(file, *offset, *length, dtype, &slice.sizes)?;
+                    if found.record.is_none() {
+                        file.pass_item(item);
+                    }
+                    Ok(found)
+                })?;
+                let record = storage.record.map(|record| SliceRecord { record, item: Some(item) });
+                (Readable::File(file), storage.offset, Some(storage.strides.as_slice()), record)
             }
             Location::ZstdItem { file, offset, length, storage, unpacker } => {
                 let elements = slice.elements().saturating_mul(dtype.size());
@@ -106,7 +114,8 @@ impl<'s> Place<'s> {
                 (item, storage.offset, Some(storage.strides.as_slice()), None)
             }
             Location::Strided { file, storage } => {
-                (Readable::File(file), storage.offset, Some(storage.strides.as_slice()), storage.record)
+                let record = storage.record.map(|record| SliceRecord { record, item: None });
+                (Readable::File(file), storage.offset, Some(storage.strides.as_slice()), record)
             }
         };
         let strides = strides.filter(|strides| !is_dense(&slice.sizes, strides));
@@ -381,7 +390,7 @@ mod tests {
     use weighbridge_schemas::ids::Fingerprint;
 
     use super::*;
-    use crate::checkpoint::Others;
+    use crate::checkpoint::{Others, Record};
     use crate::shape::records::check_records;
     use crate::shape::tiling;
     use crate::shape::transfer::SCRATCH_BYTES;

@@ -1,7 +1,7 @@
 //! A copy out of one slice: read straight into place, or through a scratch buffer in the order of the file.
 
 use super::scatter::scatter;
-use crate::checkpoint::Record;
+use crate::checkpoint::SliceRecord;
 use crate::error::{Class, ReadError, Result};
 use crate::read::unpack::Readable;
 
@@ -73,7 +73,7 @@ pub(super) fn walk(
 pub(super) struct Transfer<'s> {
     pub(super) bytes: Readable<'s>,
     /// The record that the elements lie in, where it has a checksum.
-    pub(super) record: Option<Record>,
+    pub(super) record: Option<SliceRecord>,
     /// The size of an element, in bytes.
     pub(super) item: usize,
     /// The byte of the file where the first element lies.

@@ -20,7 +20,7 @@ use weighbridge_schemas::checkpoint::ManifestFile;
 use weighbridge_schemas::ids::ObservationId;
 use weighbridge_schemas::limits;
 
-use crate::checkpoint::Record;
+use crate::checkpoint::{Checkable, Item, SliceRecord};
 use crate::error::{Class, ReadError, Result};
 use digest::FileDigests;
 
@@ -350,7 +350,7 @@ impl SourceFile {
     ///
     /// # Errors
     /// As [`SourceFile::read_exact_at`]; [`Class::ZipCrc`] where the record is not what its checksum says.
-    pub fn read_record_at(&self, record: Record, buffer: &mut [u8], offset: u64) -> Result<()> {
+    pub fn read_record_at(&self, record: SliceRecord, buffer: &mut [u8], offset: u64) -> Result<()> {
         self.read_exact_at(buffer, offset)?;
         self.digests.read_of(record, offset, buffer).map_err(|error| self.unless_changed(error))
     }
@@ -359,9 +359,19 @@ impl SourceFile {
     ///
     /// # Errors
     /// As [`SourceFile::read_record_at`].
-    pub fn check_record(&self, record: Record, buffer: &mut Vec<u8>) -> Result<()> {
+    pub fn check_record(&self, record: SliceRecord, buffer: &mut Vec<u8>) -> Result<()> {
         let read = |buffer: &mut [u8], offset: u64| self.read_exact_at(buffer, offset);
         self.digests.finish_record(record, buffer, read).map_err(|error| self.unless_changed(error))
+    }
+
+    /// Whether the checksum of `what` has been checked, here or by a source whose digests were adopted.
+    pub(crate) fn has_checked(&self, what: Checkable) -> bool {
+        self.digests.has_checked(what)
+    }
+
+    /// Notes that an item has no checksum.
+    pub(crate) fn pass_item(&self, item: Item) {
+        self.digests.pass_item(item);
     }
 
     /// What is wrong with the file's bytes; but one that is being written anew is told to be that, since it may be

@@ -83,6 +83,31 @@ impl Runs {
         }
     }
 
+    /// The runs that have been hashed, in order, with their CRCs.
+    pub(super) fn hashed(&self) -> impl Iterator<Item = (Range<u64>, u32)> {
+        self.0.iter().filter_map(|(&start, run)| Some((start..run.end, run.crc?)))
+    }
+
+    /// Takes up a run that another reader has hashed, in place of those that lie in it. It is passed over where it and
+    /// another have a part in common that is less than one of them: no CRC comes of that.
+    pub(super) fn adopt(&mut self, run: Range<u64>, crc: u32, budget: &Budget) {
+        let before = self.0.range(..run.start).next_back();
+        if before.is_some_and(|(_, before)| before.end > run.start) {
+            return;
+        }
+        let within = self.0.range(run.clone());
+        if within.clone().any(|(_, known)| known.end > run.end || known.crc.is_none()) {
+            return;
+        }
+        for start in within.map(|(&start, _)| start).collect::<Vec<_>>() {
+            self.drop_run(start, budget);
+        }
+        if self.0.len() < RUNS && budget.take(RUN_BYTES, false) {
+            self.0.insert(run.start, Run { end: run.end, crc: None });
+            self.add(run, crc, budget);
+        }
+    }
+
     /// Lets go of all runs.
     pub(super) fn give_back(self, budget: &Budget) {
         budget.give(RUN_BYTES.saturating_mul(i64::try_from(self.0.len()).unwrap_or(0)));

@@ -17,11 +17,12 @@ use std::sync::{Arc, Mutex};
 use weighbridge_schemas::ids::FileDigest;
 use weighbridge_schemas::limits;
 
-use crate::checkpoint::Record;
+use crate::checkpoint::{Checkable, Item, Record, SliceRecord};
 use crate::error::{Class, ReadError, Result};
 use crate::source::lock;
 
 mod crc;
+mod partial;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -50,6 +51,12 @@ impl Budget {
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enough).is_ok()
     }
 
+    /// Takes so many bytes, if half of all is left then.
+    fn take_of_half(&self, bytes: i64) -> bool {
+        let enough = |left: i64| left.checked_sub(bytes).filter(|&left| left >= limits::DIGEST_BYTES / 2);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enough).is_ok()
+    }
+
     fn give(&self, bytes: i64) {
         self.0.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -73,8 +80,40 @@ struct Whole {
 /// The zip records of a file of which anything was read.
 #[derive(Debug, Default)]
 struct Records {
-    open: BTreeMap<Record, crc::Runs>,
-    checked: BTreeSet<Record>,
+    open: BTreeMap<SliceRecord, crc::Runs>,
+    checked: BTreeSet<Checkable>,
+}
+
+impl Records {
+    /// The runs of a record; `None` where there is no room for more.
+    fn open(&mut self, record: SliceRecord, budget: &Budget, must: bool) -> Option<&mut crc::Runs> {
+        match self.open.entry(record) {
+            Entry::Occupied(open) => Some(open.into_mut()),
+            Entry::Vacant(place) => {
+                budget.take(RECORD_BYTES, must).then(|| place.insert(crc::Runs::default()))
+            }
+        }
+    }
+
+    /// Compares a record's CRC once all of it has been hashed.
+    fn close_if_whole(&mut self, record: SliceRecord, budget: &Budget) -> Result<()> {
+        let SliceRecord { record: Record { offset, .. }, .. } = record;
+        let whole =
+            self.open.get_mut(&record).and_then(|runs| runs.close(offset..record.record.end(), budget));
+        let Some(found) = whole else { return Ok(()) };
+        self.let_go(record, budget);
+        compare(record.record, found)?;
+        self.checked.insert(record.checkable());
+        Ok(())
+    }
+
+    /// Forgets the runs of a record.
+    fn let_go(&mut self, record: SliceRecord, budget: &Budget) {
+        if let Some(runs) = self.open.remove(&record) {
+            runs.give_back(budget);
+            budget.give(RECORD_BYTES);
+        }
+    }
 }
 
 impl FileDigests {
@@ -96,17 +135,16 @@ impl FileDigests {
     ///
     /// # Errors
     /// [`Class::ZipCrc`] where these were the record's last, and it is not what its checksum says.
-    pub(super) fn read_of(&self, record: Record, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub(super) fn read_of(&self, record: SliceRecord, offset: u64, bytes: &[u8]) -> Result<()> {
         self.update(record, offset, bytes, false)
     }
 
-    fn update(&self, record: Record, offset: u64, bytes: &[u8], must: bool) -> Result<()> {
-        let length = bytes.len() as u64;
-        if (offset, length) == (record.offset, record.length) {
+    fn update(&self, record: SliceRecord, offset: u64, bytes: &[u8], must: bool) -> Result<()> {
+        let (length, place) = (bytes.len() as u64, record.record);
+        if (offset, length) == (place.offset, place.length) {
             return self.update_at_once(record, bytes);
         }
-        let end = offset.saturating_add(length).min(record.end());
-        let range = offset.max(record.offset)..end;
+        let range = offset.max(place.offset)..offset.saturating_add(length).min(place.end());
         for run in self.claim(record, range, must) {
             let place = |at: u64| usize::try_from(at.saturating_sub(offset)).unwrap_or(usize::MAX);
             let fresh = bytes.get(place(run.start)..place(run.end)).unwrap_or_default();
@@ -116,43 +154,41 @@ impl FileDigests {
     }
 
     /// Takes all bytes of a record, most often a small one.
-    fn update_at_once(&self, record: Record, bytes: &[u8]) -> Result<()> {
-        if lock(&self.records).checked.contains(&record) {
+    fn update_at_once(&self, record: SliceRecord, bytes: &[u8]) -> Result<()> {
+        if self.has_checked(record.checkable()) {
             return Ok(());
         }
-        compare(record, crc32fast::hash(bytes))?;
+        compare(record.record, crc32fast::hash(bytes))?;
         let mut records = lock(&self.records);
-        if let Some(runs) = records.open.remove(&record) {
-            runs.give_back(&self.budget);
-            self.budget.give(RECORD_BYTES);
-        }
-        records.checked.insert(record);
+        records.let_go(record, &self.budget);
+        records.checked.insert(record.checkable());
         Ok(())
     }
 
-    fn claim(&self, record: Record, range: Range<u64>, must: bool) -> Vec<Range<u64>> {
+    fn claim(&self, record: SliceRecord, range: Range<u64>, must: bool) -> Vec<Range<u64>> {
         let mut records = lock(&self.records);
-        if range.is_empty() || records.checked.contains(&record) {
+        if range.is_empty() || records.checked.contains(&record.checkable()) {
             return Vec::new();
         }
-        let runs = match records.open.entry(record) {
-            Entry::Occupied(open) => open.into_mut(),
-            Entry::Vacant(_) if !self.budget.take(RECORD_BYTES, must) => return Vec::new(),
-            Entry::Vacant(place) => place.insert(crc::Runs::default()),
-        };
-        runs.claim(range, &self.budget, must)
+        let runs = records.open(record, &self.budget, must);
+        runs.map(|runs| runs.claim(range, &self.budget, must)).unwrap_or_default()
     }
 
-    fn add(&self, record: Record, run: Range<u64>, crc: u32) -> Result<()> {
+    fn add(&self, record: SliceRecord, run: Range<u64>, crc: u32) -> Result<()> {
         let mut records = lock(&self.records);
         let Some(runs) = records.open.get_mut(&record) else { return Ok(()) };
         runs.add(run, crc, &self.budget);
-        let Some(found) = runs.close(record.offset..record.end(), &self.budget) else { return Ok(()) };
-        records.open.remove(&record);
-        self.budget.give(RECORD_BYTES);
-        compare(record, found)?;
-        records.checked.insert(record);
-        Ok(())
+        records.close_if_whole(record, &self.budget)
+    }
+
+    /// Whether the checksum of `what` has been checked.
+    pub(super) fn has_checked(&self, what: Checkable) -> bool {
+        lock(&self.records).checked.contains(&what)
+    }
+
+    /// Notes that an item has no checksum.
+    pub(super) fn pass_item(&self, item: Item) {
+        lock(&self.records).checked.insert(Checkable::Item(item));
     }
 
     /// Hashes what is left of a record, which `read` reads into the buffer that it is given.
@@ -161,31 +197,32 @@ impl FileDigests {
     /// [`Class::ZipCrc`] where it is not what its checksum says; else as `read` fails.
     pub(super) fn finish_record(
         &self,
-        record: Record,
+        record: SliceRecord,
         buffer: &mut Vec<u8>,
         read: impl Fn(&mut [u8], u64) -> Result<()>,
     ) -> Result<()> {
-        let mut from = record.offset;
-        while let Some(gap) = self.gap(record, from..record.end()) {
+        let place = record.record;
+        let mut from = place.offset;
+        while let Some(gap) = self.gap(record, from..place.end()) {
             let length = gap.end.saturating_sub(gap.start).min(READ_BYTES);
             buffer.resize(usize::try_from(length).unwrap_or(0), 0);
             read(buffer, gap.start)?;
             self.update(record, gap.start, buffer, true)?;
             from = gap.start.saturating_add(length);
         }
-        if record.length == 0 {
-            return compare(record, crc32fast::hash(b""));
+        if place.length == 0 {
+            return compare(place, crc32fast::hash(b""));
         }
-        if lock(&self.records).checked.contains(&record) {
+        if self.has_checked(record.checkable()) {
             return Ok(());
         }
         Err(ReadError::new(Class::ZipCrc, "its stored bytes could not be checked; publish again"))
     }
 
     /// The first part of a record's `range` that has not been hashed.
-    fn gap(&self, record: Record, range: Range<u64>) -> Option<Range<u64>> {
+    fn gap(&self, record: SliceRecord, range: Range<u64>) -> Option<Range<u64>> {
         let records = lock(&self.records);
-        if range.is_empty() || records.checked.contains(&record) {
+        if range.is_empty() || records.checked.contains(&record.checkable()) {
             return None;
         }
         match records.open.get(&record) {

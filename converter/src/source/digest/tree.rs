@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex};
 
 use blake3::Hasher;
 use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use weighbridge_schemas::digests::{self, PAGE_BYTES as PAGE};
+use weighbridge_schemas::ids::{self, FileDigest};
 
 use super::Budget;
 use crate::source::lock;
 
-/// The size of a leaf, in bytes.
-const PAGE: u64 = 64 << 10;
 /// What a page that is not whole takes: its hasher, and its place in the map.
 const OPEN_BYTES: i64 = 2 << 10;
 /// What a subtree takes: its value, and its place in the map.
@@ -60,6 +60,12 @@ struct Open {
 struct Subtree {
     level: u32,
     value: ChainingValue,
+}
+
+impl Subtree {
+    const fn pages(&self) -> u64 {
+        1 << self.level
+    }
 }
 
 impl Tree {
@@ -129,6 +135,13 @@ impl Tree {
     fn put_back(&self, page: u64, hasher: Box<Hasher>) {
         let mut pages = lock(&self.pages);
         let charged = pages.open.remove(&page).is_some_and(|open| open.charged);
+        if pages.root.is_some() || pages.subtree_of(page).is_some() {
+            // Somebody else's hash of it was adopted meanwhile.
+            if charged {
+                self.budget.give(OPEN_BYTES);
+            }
+            return;
+        }
         if page * PAGE + hasher.count() < self.page_end(page) {
             if charged || self.budget.take(OPEN_BYTES, pages.finishing) {
                 pages.open.insert(page, Open { hasher: Some(hasher), charged: true });
@@ -141,8 +154,43 @@ impl Tree {
         if self.length <= PAGE {
             pages.root = Some(hasher.finalize());
         } else {
-            let count = self.length.div_ceil(PAGE);
-            pages.insert(page, hasher.finalize_non_root(), count, &self.budget);
+            let node = Subtree { level: 0, value: hasher.finalize_non_root() };
+            pages.insert(page, node, self.length.div_ceil(PAGE), &self.budget);
+        }
+    }
+
+    /// What is known: of all the file, or else of its whole subtrees, in order.
+    pub(super) fn known(&self) -> (Option<FileDigest>, Vec<digests::Subtree>) {
+        let pages = lock(&self.pages);
+        let subtrees = pages.subtrees.iter().map(|(&first_page, subtree)| digests::Subtree {
+            first_page,
+            level: subtree.level,
+            value: ids::ChainingValue::from_bytes(subtree.value),
+        });
+        (pages.root.map(|root| FileDigest::from_bytes(*root.as_bytes())), subtrees.collect())
+    }
+
+    /// Whether a file of this length has such a subtree.
+    pub(super) fn has(&self, subtree: &digests::Subtree) -> bool {
+        let count = self.length.div_ceil(PAGE);
+        let pages = 1u64.checked_shl(subtree.level).filter(|&pages| pages < count);
+        pages.is_some_and(|pages| {
+            subtree.first_page.is_multiple_of(pages) && subtree.first_page <= count - pages
+        })
+    }
+
+    /// Takes up a subtree that another reader has hashed, of those that the file [has](Tree::has). What is known of a
+    /// part of it is let go; it is passed over where it lies in one that is known.
+    pub(super) fn adopt(&self, subtree: &digests::Subtree) {
+        let node = Subtree { level: subtree.level, value: *subtree.value.as_bytes() };
+        lock(&self.pages).insert(subtree.first_page, node, self.length.div_ceil(PAGE), &self.budget);
+    }
+
+    /// Takes up the digest of the whole file, as another reader has found it.
+    pub(super) fn adopt_root(&self, root: FileDigest) {
+        let mut pages = lock(&self.pages);
+        if pages.root.is_none() {
+            pages.close(blake3::Hash::from_bytes(*root.as_bytes()), &self.budget);
         }
     }
 
@@ -193,12 +241,20 @@ impl Pages {
         (behind > page).then_some(behind)
     }
 
-    /// Adds a whole page, one of `count`, and merges neighbours. The two that make the whole file stay apart: their
-    /// parent is the root.
-    fn insert(&mut self, page: u64, value: ChainingValue, count: u64, budget: &Budget) {
-        let mut first = page;
-        let mut node = Subtree { level: 0, value };
-        let mut charges = i64::from(budget.take(SUBTREE_BYTES, self.finishing));
+    /// Adds a whole subtree of a file of `count` pages, unless others hold it, and merges neighbours. The two that make
+    /// the whole file stay apart: their parent is the root.
+    fn insert(&mut self, mut first: u64, mut node: Subtree, count: u64, budget: &Budget) {
+        if self.root.is_some() || self.subtree_of(first).is_some_and(|behind| behind >= first + node.pages())
+        {
+            return;
+        }
+        let (added, range) = (node.pages(), first..first + node.pages());
+        let mut charges = self.let_go_subtrees(range.clone());
+        charges += i64::from(budget.take(SUBTREE_BYTES, self.finishing));
+        if charges == 0 {
+            return;
+        }
+        self.let_go_open(range, budget);
         while 2 << node.level < count {
             let other = first ^ (1 << node.level);
             if self.subtrees.get(&other).is_none_or(|other| other.level != node.level) {
@@ -212,27 +268,51 @@ impl Pages {
             first = first.min(other);
             node = Subtree { level: node.level + 1, value };
         }
-        if charges == 0 {
-            return;
-        }
         budget.give((charges - 1) * SUBTREE_BYTES);
         self.subtrees.insert(first, node);
-        self.whole += 1;
-        if self.whole == count {
-            self.close(budget);
+        self.whole += added;
+        if self.whole == count
+            && let Some(root) = self.merge_all()
+        {
+            self.close(root, budget);
         }
     }
 
-    /// Makes the root of subtrees that hold the whole file: from the right, since the tree's left half is always the
-    /// larger one.
-    fn close(&mut self, budget: &Budget) {
-        let subtrees = std::mem::take(&mut self.subtrees);
-        budget.give(SUBTREE_BYTES.saturating_mul(i64::try_from(subtrees.len()).unwrap_or(0)));
-        let mut values = subtrees.into_values().map(|subtree| subtree.value);
-        let left = values.next();
-        let right = values.rev().reduce(|right, left| merge_subtrees_non_root(&left, &right, Mode::Hash));
-        if let (Some(left), Some(right)) = (left, right) {
-            self.root = Some(merge_subtrees_root(&left, &right, Mode::Hash));
+    /// Forgets the subtrees within `range`, which none of them crosses; says how many they were, which is what the
+    /// budget was charged for.
+    fn let_go_subtrees(&mut self, range: Range<u64>) -> i64 {
+        let inner: Vec<_> = self.subtrees.range(range).map(|(&first, _)| first).collect();
+        for first in &inner {
+            let pages = self.subtrees.remove(first).map_or(0, |subtree| subtree.pages());
+            self.whole = self.whole.saturating_sub(pages);
         }
+        i64::try_from(inner.len()).unwrap_or(0)
+    }
+
+    /// Forgets the open pages within `range`.
+    fn let_go_open(&mut self, range: Range<u64>, budget: &Budget) {
+        let inner: Vec<_> = self.open.range(range).map(|(&page, _)| page).collect();
+        for page in inner {
+            if self.open.remove(&page).is_some_and(|open| open.charged) {
+                budget.give(OPEN_BYTES);
+            }
+        }
+    }
+
+    /// The root of subtrees that hold the whole file: from the right, since the tree's left half is always the larger
+    /// one.
+    fn merge_all(&self) -> Option<blake3::Hash> {
+        let mut values = self.subtrees.values().map(|subtree| subtree.value);
+        let left = values.next()?;
+        let right = values.rev().reduce(|right, left| merge_subtrees_non_root(&left, &right, Mode::Hash))?;
+        Some(merge_subtrees_root(&left, &right, Mode::Hash))
+    }
+
+    /// Takes the root, and lets go of everything else.
+    fn close(&mut self, root: blake3::Hash, budget: &Budget) {
+        let subtrees = self.let_go_subtrees(0..u64::MAX);
+        budget.give(SUBTREE_BYTES.saturating_mul(subtrees));
+        self.let_go_open(0..u64::MAX, budget);
+        self.root = Some(root);
     }
 }
