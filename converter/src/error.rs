@@ -14,6 +14,9 @@ macro_rules! classes {
         }
 
         impl Class {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
             /// The stable name.
             #[must_use]
             pub const fn as_str(self) -> &'static str {

@@ -76,14 +76,26 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
+/// The exit code for a checkpoint that cannot be read.
+fn exit(class: ReadClass) -> Exit {
+    match class {
+        ReadClass::NotFound => Exit::NotFound,
+        ReadClass::Scratch => Exit::Failed,
+        ReadClass::Unreachable | ReadClass::AccessDenied => Exit::Unreachable,
+        _ => Exit::BadCheckpoint,
+    }
+}
+
+/// Whether `class`, as a document has it, says that a checkpoint is bad, or absent.
+#[must_use]
+pub fn is_of_checkpoint(class: &str) -> bool {
+    let known = ReadClass::ALL.iter().find(|known| known.as_str() == class);
+    known.is_some_and(|&known| matches!(exit(known), Exit::BadCheckpoint | Exit::NotFound))
+}
+
 impl From<ReadError> for Failure {
     fn from(error: ReadError) -> Self {
-        let exit = match error.class() {
-            ReadClass::NotFound => Exit::NotFound,
-            ReadClass::Scratch => Exit::Failed,
-            ReadClass::Unreachable | ReadClass::AccessDenied => Exit::Unreachable,
-            _ => Exit::BadCheckpoint,
-        };
+        let exit = exit(error.class());
         Self { kind: error.kind(), class: error.class().as_str(), message: error.to_string(), exit }
     }
 }

@@ -8,6 +8,7 @@
 //! | [`metrics`] | figures of what is done |
 //! | [`gates`] | validation rules, a file each |
 //! | [`cli`] | the command line, a file a command |
+//! | [`policies`] | which policy a publish goes by |
 //! | [`sources`] | from a path or URL of a checkpoint to where it lies |
 //! | [`config`] | `weighbridge.toml` |
 //! | [`clock`] | the one door to time and randomness |
@@ -20,6 +21,7 @@ pub mod error;
 pub mod gates;
 pub mod job;
 pub mod metrics;
+pub mod policies;
 pub mod sources;
 pub mod steps;
 pub mod worker;

@@ -33,6 +33,14 @@ pub fn open_with(url: &str, clock: Arc<dyn Clock>, patience: Duration) -> Result
     Ok(Arc::new(Embedded::open(folder(url)?, clock, patience)?))
 }
 
+/// Whether there is a queue at `url`; none is made.
+///
+/// # Errors
+/// [`Error::Refused`] where the URL is none of a queue; [`Error::Unreachable`] where that cannot be told.
+pub fn is_there(url: &str) -> Result<bool, Error> {
+    Embedded::is_there(folder(url)?)
+}
+
 /// Whether `url` is of a queue, as far as can be told without opening it.
 ///
 /// # Errors
@@ -70,6 +78,16 @@ mod tests {
         for path in ["/a b/c", "a/../b", "./x%20y", "///a", "c:d"] {
             assert_eq!(folder(&format!("embedded:{path}")).unwrap(), Path::new(path));
         }
+    }
+
+    #[test]
+    fn looking_for_a_queue_makes_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("embedded:{}/a", folder.path().display());
+        assert!(!is_there(&url).unwrap());
+        assert!(!folder.path().join("a").try_exists().unwrap());
+        open(&url, Arc::new(crate::clock::SystemClock::new())).unwrap();
+        assert!(is_there(&url).unwrap());
     }
 
     #[test]

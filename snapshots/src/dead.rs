@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use object_store::path::Path as Key;
 
 use weighbridge_schemas::dead::DeadLetter;
 use weighbridge_schemas::ids::ChunkId;
@@ -11,6 +12,9 @@ use crate::error::{Class, Result, StoreError};
 use crate::jobs;
 use crate::layout;
 use crate::root::{Put, Root};
+
+/// Longest note of what became of a dead letter, in bytes.
+const NOTE_BYTES: usize = 4096;
 
 /// What became of a dead letter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,12 +70,26 @@ pub async fn get(root: &Root, id: &str) -> Result<DeadLetter> {
 /// # Errors
 /// As the store fails.
 pub async fn mark(root: &Root, id: &str, fate: Fate, note: &str) -> Result<()> {
-    let key = match fate {
-        Fate::Waiting => return Ok(()),
-        Fate::Requeued => layout::dead_requeued(id),
-        Fate::Discarded => layout::dead_discarded(id),
-    };
+    let Some(key) = key(id, fate) else { return Ok(()) };
     root.put_if_absent(&key, Bytes::from(note.to_owned())).await.map(drop)
+}
+
+/// What was noted of a dead letter's fate; `None` where nothing was.
+///
+/// # Errors
+/// As the store fails.
+pub async fn note(root: &Root, id: &str, fate: Fate) -> Result<Option<String>> {
+    let Some(key) = key(id, fate) else { return Ok(None) };
+    let bytes = root.get(&key, NOTE_BYTES).await?;
+    Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn key(id: &str, fate: Fate) -> Option<Key> {
+    match fate {
+        Fate::Waiting => None,
+        Fate::Requeued => Some(layout::dead_requeued(id)),
+        Fate::Discarded => Some(layout::dead_discarded(id)),
+    }
 }
 
 /// The ids of all dead letters, and what became of them. Names that are none of ours are passed over.

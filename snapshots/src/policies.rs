@@ -1,10 +1,12 @@
 //! Named policies of a model: every version is kept, the newest rules.
 
 use bytes::Bytes;
+use object_store::ObjectMeta;
 
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::{ModelName, PolicyName};
 use weighbridge_schemas::policy::Policy;
+use weighbridge_schemas::time::Timestamp;
 
 use crate::catalog;
 use crate::error::{Class, Result, StoreError};
@@ -64,6 +66,21 @@ pub async fn version(root: &Root, model: &ModelName, name: &PolicyName, number: 
     let text = String::from_utf8(bytes.to_vec()).map_err(|error| damaged(error.to_string()))?;
     Policy::parse(&text).map_err(|error| damaged(error.to_string()))?;
     Ok(Version { number, text })
+}
+
+/// The numbers of a policy's versions, in order, and when each was put.
+///
+/// # Errors
+/// As the store fails.
+pub async fn versions(root: &Root, model: &ModelName, name: &PolicyName) -> Result<Vec<(u64, Timestamp)>> {
+    let objects = root.entries(&layout::policy(model, name)).await?.objects;
+    let version = |object: &ObjectMeta| {
+        let put = object.last_modified.timestamp_nanos_opt().unwrap_or_default();
+        Some((layout::number(&object.location)?, Timestamp::from_nanoseconds(put.into())))
+    };
+    let mut versions: Vec<_> = objects.iter().filter_map(version).collect();
+    versions.sort_unstable();
+    Ok(versions)
 }
 
 /// The names of a model's policies, sorted.

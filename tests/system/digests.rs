@@ -137,7 +137,11 @@ fn what_a_manifest_cannot_say_is_a_usage_error() {
         run.failed(2);
         assert!(run.stderr.contains(word), "{run:?}");
     };
-    refused("model.safetensors", json!({ "policy": { "name": "small" } }), "--policy FILE");
+    refused(
+        "model.safetensors",
+        json!({ "policy": { "name": "small" } }),
+        "weighbridge policy put m small FILE",
+    );
     refused("gopher://bucket/step", json!({}), "gopher://");
     refused("model.safetensors", json!({ "step": "ten" }), "manifest");
     for arguments in [&["publish"][..], &["publish", "x"], &["publish", "--model", "m"]] {

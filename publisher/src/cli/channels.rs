@@ -95,7 +95,7 @@ fn show(context: &Context, what: &str, entries: &[(ModelName, ChannelName, Chann
 }
 
 /// A time stamp without its fraction of a second.
-fn seconds(time: &str) -> String {
+pub(super) fn seconds(time: &str) -> String {
     time.split_once('.').map_or_else(|| time.to_owned(), |(whole, _)| format!("{whole}Z"))
 }
 

@@ -66,7 +66,7 @@ fn check_file(path: &Path) -> Result<&'static str> {
     let is_policy =
         text.lines().any(|line| line.trim_start_matches('\u{feff}').trim_start().starts_with("schema"));
     if is_policy {
-        read_policy(Some(path))?;
+        read_policy(path)?;
         return Ok("policy");
     }
     Config::parse(&text).map_err(|mut failure| {

@@ -5,9 +5,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use weighbridge_converter::source::Location;
-use weighbridge_schemas::checkpoint::{CheckpointManifest, PolicyChoice};
+use weighbridge_schemas::checkpoint::CheckpointManifest;
 use weighbridge_schemas::limits;
-use weighbridge_schemas::policy::Policy;
 
 use crate::error::{Failure, Result};
 use crate::sources;
@@ -56,24 +55,6 @@ pub(super) fn location(location: &str, manifest: &Path) -> Result<Location> {
     }
     let folder = manifest.parent().filter(|_| manifest != Path::new(STANDARD_INPUT));
     Ok(Location::Local(folder.map_or_else(|| PathBuf::from(location), |folder| folder.join(location))))
-}
-
-/// The policy that a manifest carries as text; `None` where it says nothing.
-///
-/// # Errors
-/// For a policy that is named, or does not parse.
-pub(super) fn policy(manifest: &CheckpointManifest) -> Result<Option<Policy>> {
-    match &manifest.policy {
-        None => Ok(None),
-        Some(PolicyChoice::Toml(text)) => {
-            Policy::parse(text).map(Some).map_err(|error| Failure::from(error).while_doing("the manifest"))
-        }
-        Some(PolicyChoice::Name(name)) => Err(Failure::usage(format!(
-            "the manifest names the policy {:?}, but policies by name are not kept in the store in this version; give \
-             --policy FILE, or put the policy's text into the manifest's policy.toml",
-            name.as_str()
-        ))),
-    }
 }
 
 #[cfg(test)]

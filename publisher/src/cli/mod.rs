@@ -8,13 +8,18 @@ mod bar;
 mod channels;
 mod completions;
 mod config;
+mod dead;
 mod fetch;
 mod inspect;
+mod jobs;
 mod manifest;
 mod moves;
 mod output;
+mod policy;
 mod publish;
+mod queue;
 mod report;
+mod republish;
 mod snapshots;
 mod verify;
 mod version;
@@ -91,6 +96,12 @@ enum Command {
     Publish(publish::Publish),
     Worker(worker::Worker),
     Serve(worker::Serve),
+    Jobs(jobs::Jobs),
+    Republish(republish::Republish),
+    Dead(dead::Dead),
+    #[command(subcommand)]
+    Queue(queue::Queue),
+    Policy(policy::Policy),
     Fetch(fetch::Fetch),
     Inspect(inspect::Inspect),
     Report(report::Show),
@@ -333,6 +344,11 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Publish(publish) => return publish.run(context).await,
         Command::Worker(worker) => worker.run(context).await?,
         Command::Serve(serve) => serve.run(context).await?,
+        Command::Jobs(jobs) => return jobs.run(context).await,
+        Command::Republish(republish) => return republish.run(context).await,
+        Command::Dead(dead) => dead.run(context).await?,
+        Command::Queue(queue) => queue.run(context).await?,
+        Command::Policy(policy) => policy.run(context).await?,
         Command::Fetch(fetch) => fetch.run(context).await?,
         Command::Inspect(inspect) => inspect.run(context).await?,
         Command::Report(show) => show.run(context).await?,

@@ -2,8 +2,12 @@
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde_json::{Value, json};
+
+use weighbridge_schemas::job::Why;
+use weighbridge_schemas::time::Timestamp;
 
 use crate::error::Failure;
 
@@ -152,6 +156,30 @@ pub(super) fn bytes(size: u64) -> String {
 /// The first digits of an id, as people say it.
 pub(super) fn short(id: &impl ToString) -> String {
     id.to_string().chars().take(12).collect()
+}
+
+/// How long something has lasted, for people.
+pub(super) fn ago(time: Duration) -> String {
+    indicatif::HumanDuration(time).to_string()
+}
+
+/// From one time to a later one; nothing where the clocks of two machines say that it is not later.
+pub(super) fn between(from: Timestamp, to: Timestamp) -> Duration {
+    Duration::from_nanos(to.nanoseconds().saturating_sub(from.nanoseconds()))
+}
+
+/// A failure in a document, on one line of a table.
+pub(super) fn error_cell(error: &Why) -> String {
+    const MOST: usize = 60;
+    let message = error.message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let cut: String = message.chars().take(MOST).collect();
+    let more = if cut.len() < message.len() { "..." } else { "" };
+    format!("{}: {}{more}", plain(&error.class), plain(&cut))
+}
+
+/// What is known of one thing, a line each.
+pub(super) fn lines(known: &[(&str, String)]) -> String {
+    known.iter().map(|(what, value)| format!("{what:>13}  {value}\n")).collect()
 }
 
 /// A shape as `[2000, 16]`.

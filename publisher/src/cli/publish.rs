@@ -26,6 +26,7 @@ use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
 use crate::gates::REJECTED;
 use crate::job::{self, Published, Request};
+use crate::policies;
 use crate::sources;
 
 /// The run of a checkpoint for which none is named.
@@ -35,7 +36,8 @@ const TENSORS_SHOWN: usize = 20;
 
 /// Publish a checkpoint here and now, and move a channel to it.
 ///
-/// Without --policy the default is used: optimizer state is dropped, embedding tables become int8, all else is kept.
+/// Without --policy the manifest's policy is used, else the one named `default` that is kept for the model in the store,
+/// else the default: optimizer state is dropped, embedding tables become int8, all else is kept.
 /// Publishing the same checkpoint with the same rules again gives the same snapshot and stores nothing new, so a
 /// publish that was interrupted is finished by running it again.
 ///
@@ -112,7 +114,9 @@ impl Publish {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         let started = Instant::now();
         let budget = context.budget(&self.budget)?;
-        let request = self.request(context)?;
+        let manifest = self.manifest.as_deref().map(manifest::read).transpose()?;
+        let (policy, policy_from) = self.policy(context, manifest.as_ref()).await?;
+        let request = self.request(context, manifest.as_ref(), policy)?;
         let failed = |failure| failed(&request.checkpoint, failure);
         // A checkpoint that is not there makes no store.
         let location = request.checkpoint.clone();
@@ -124,17 +128,43 @@ impl Publish {
         let published = job::publish(&root, &request, budget, &bar).await;
         drop(bar);
         let published = published.map_err(failed)?;
-        Ok(tell(context, &request, &published, started.elapsed()))
+        Ok(tell(context, &request, &policy_from, &published, started.elapsed()))
+    }
+
+    /// The policy, and where it came from. A store that is not there yet holds none, and is not made for it.
+    async fn policy(
+        &self,
+        context: &Context,
+        manifest: Option<&CheckpointManifest>,
+    ) -> Result<(Policy, String)> {
+        if let Some(path) = &self.policy {
+            return Ok((read_policy(path)?, "command line".to_owned()));
+        }
+        let root = match context.root(Absent::Refuse) {
+            Ok(root) => Some(root),
+            Err(failure) if failure.exit == Exit::NotFound => None,
+            Err(failure) => return Err(failure),
+        };
+        let choice = manifest.and_then(|manifest| manifest.policy.as_ref());
+        let resolved = policies::resolve(root.as_ref(), &self.model(manifest)?, choice).await??;
+        Ok((resolved.policy()?, resolved.from))
+    }
+
+    fn model(&self, manifest: Option<&CheckpointManifest>) -> Result<ModelName> {
+        match (&self.model, manifest) {
+            (Some(name), _) => Ok(name.parse()?),
+            (None, Some(manifest)) => Ok(manifest.model.clone()),
+            (None, None) => Err(Failure::usage("no model is named; give --model or --manifest")),
+        }
     }
 
     /// What is given on the command line comes before what the manifest says.
-    fn request(&self, context: &Context) -> Result<Request> {
-        let manifest = self.manifest.as_deref().map(manifest::read).transpose()?;
-        let manifest = manifest.as_ref();
-        let policy = match (&self.policy, manifest) {
-            (None, Some(manifest)) => manifest::policy(manifest)?.unwrap_or_default(),
-            (path, _) => read_policy(path.as_deref())?,
-        };
+    fn request(
+        &self,
+        context: &Context,
+        manifest: Option<&CheckpointManifest>,
+        policy: Policy,
+    ) -> Result<Request> {
         let channel = match (&self.channel, manifest.and_then(|manifest| manifest.channel.clone())) {
             (Some(name), _) => name.parse::<ChannelName>()?,
             (None, Some(name)) => name,
@@ -148,11 +178,7 @@ impl Publish {
             },
             files: manifest.map(|manifest| manifest.files.clone()).unwrap_or_default(),
             created_at: manifest.map(|manifest| manifest.created_at),
-            model: match (&self.model, manifest) {
-                (Some(name), _) => name.parse::<ModelName>()?,
-                (None, Some(manifest)) => manifest.model.clone(),
-                (None, None) => return Err(Failure::usage("no model is named; give --model or --manifest")),
-            },
+            model: self.model(manifest)?,
             run: match (&self.run, manifest) {
                 (None, Some(manifest)) => manifest.run.clone(),
                 (name, _) => name.as_deref().unwrap_or(DEFAULT_RUN).parse::<RunName>()?,
@@ -181,22 +207,34 @@ fn failed(checkpoint: &Location, mut failure: Failure) -> Failure {
     failure.while_doing(format!("publishing {checkpoint}"))
 }
 
-/// The policy in a file; without one, the default.
-pub(super) fn read_policy(path: Option<&Path>) -> Result<Policy> {
-    let Some(path) = path else { return Ok(Policy::default()) };
+/// The policy in a file.
+pub(super) fn read_policy(path: &Path) -> Result<Policy> {
+    read_policy_text(path).map(|(_, policy)| policy)
+}
+
+/// The text of the policy in a file, which is one that parses.
+pub(super) fn read_policy_text(path: &Path) -> Result<(String, Policy)> {
     let shown = path.display();
     let text = read_text(path)
         .map_err(|error| Failure::usage(format!("policy {shown}: it cannot be read: {error}")))?;
-    Policy::parse(&text).map_err(|error| Failure::from(error).while_doing(shown))
+    let policy = Policy::parse(&text).map_err(|error| Failure::from(error).while_doing(shown))?;
+    Ok((text, policy))
 }
 
-fn tell(context: &Context, request: &Request, published: &Published, took: Duration) -> ExitCode {
+fn tell(
+    context: &Context,
+    request: &Request,
+    policy_from: &str,
+    published: &Published,
+    took: Duration,
+) -> ExitCode {
     let mut document = document(request, published, took);
+    document["policy_from"] = json!(policy_from);
     let rejected = rejection(request, published);
     if let Some(failure) = &rejected {
         document["error"] = error_object(failure);
     }
-    context.output.done(&document, || text(request, published, took));
+    context.output.done(&document, || text(request, policy_from, published, took));
     match rejected {
         Some(failure) => {
             context.output.failure_line(&failure);
@@ -267,13 +305,16 @@ fn left_where_it_was(request: &Request, published: &Published) -> String {
     format!("channel {channel} stays where it was")
 }
 
-fn text(request: &Request, published: &Published, took: Duration) -> String {
+fn text(request: &Request, policy_from: &str, published: &Published, took: Duration) -> String {
     let report = &published.report;
     let mut text = String::new();
     let mut line = |what: &str, value: String| text.push_str(&format!("{what:>11}  {value}\n"));
     let encoded: u64 = report.tensors.iter().map(|tensor| tensor.stored_bytes).sum();
     let checkpoint = plain(&request.checkpoint.to_string());
     line("checkpoint", format!("{checkpoint} ({})", published.format.as_str()));
+    if policy_from.starts_with("store ") {
+        line("policy", format!("{policy_from}; `weighbridge policy list {}` lists them", report.model));
+    }
     line(
         "tensors",
         format!(

@@ -99,7 +99,7 @@ async fn rows_of(root: &Root, model: &ModelName, damage: &mut Option<StoreError>
 }
 
 /// Keeps the first integrity failure and goes on; any other failure ends the listing.
-fn whole<T>(
+pub(super) fn whole<T>(
     outcome: weighbridge_snapshots::error::Result<T>,
     damage: &mut Option<StoreError>,
 ) -> Result<Option<T>> {

@@ -2,22 +2,15 @@
 
 use weighbridge_queue::Lease;
 use weighbridge_queue::message::Device;
-use weighbridge_schemas::checkpoint::{CheckpointManifest, PolicyChoice};
+use weighbridge_schemas::checkpoint::CheckpointManifest;
 use weighbridge_schemas::job::{Document, JobId, JobRecord, RecordSchema, Republish, StepKind};
-use weighbridge_schemas::names::{ModelName, PolicyName};
 use weighbridge_schemas::policy::{DEFAULT_POLICY, Policy};
 use weighbridge_snapshots::jobs::Job;
-use weighbridge_snapshots::policies;
-use weighbridge_snapshots::root::Root;
 
 use super::{MOST_ABANDONED, Stepped, Steps, Trouble, Verdict, abandoned, end, messages, why};
 use crate::clock;
 use crate::error::{Failure, Result};
-
-/// Where the policy of a job came from, if nobody gave one.
-pub(super) const DEFAULT: &str = "default";
-/// The name of the policy in the store that a model has where no other is named.
-const MODELS_OWN: &str = "default";
+use crate::policies::{self, Resolved};
 
 /// Takes what a trainer dropped.
 pub(super) async fn checkpoint(steps: &Steps, lease: &Lease) -> Result<Verdict> {
@@ -49,9 +42,10 @@ struct Wanted {
 async fn accept(steps: &Steps, lease: &Lease, wanted: Wanted) -> Result<Verdict> {
     let manifest = wanted.manifest;
     let (model, id) = (manifest.model.clone(), manifest.id.parse::<JobId>()?);
-    let resolved = resolve(&steps.root, &manifest).await?;
+    let resolved = policies::resolve(Some(&steps.root), &model, manifest.policy.as_ref()).await?;
     let refused = resolved.as_ref().err().cloned();
-    let (text, from) = resolved.unwrap_or_else(|_| (DEFAULT_POLICY.to_owned(), "unresolved".to_owned()));
+    let unresolved = || Resolved { text: DEFAULT_POLICY.to_owned(), from: "unresolved".to_owned() };
+    let Resolved { text, from } = resolved.unwrap_or_else(|_| unresolved());
     let channel = match &manifest.channel {
         Some(name) => name.clone(),
         None => Policy::parse(&text)?.channel.name,
@@ -103,41 +97,4 @@ pub(super) async fn again(steps: &Steps, record: &JobRecord) -> std::result::Res
     }
     steps.queue.send(&messages::step(record, StepKind::Plan, None, Device::Any)).await?;
     Ok(Stepped::Done(0))
-}
-
-/// The policy's text that a manifest asks for, and where it came from: its own, one by name, the one named `default` of its
-/// model, or the default. A failure within is the manifest's own.
-///
-/// # Errors
-/// As the store fails.
-pub async fn resolve(
-    root: &Root,
-    manifest: &CheckpointManifest,
-) -> Result<std::result::Result<(String, String), Failure>> {
-    Ok(match &manifest.policy {
-        Some(PolicyChoice::Toml(text)) => Ok((text.clone(), "manifest".to_owned())),
-        Some(PolicyChoice::Name(name)) => match named(root, &manifest.model, name).await? {
-            Some(found) => Ok(found),
-            None => Err(no_such_policy(&manifest.model, name)),
-        },
-        None => {
-            let own = MODELS_OWN.parse::<PolicyName>()?;
-            let found = named(root, &manifest.model, &own).await?;
-            Ok(found.unwrap_or_else(|| (DEFAULT_POLICY.to_owned(), DEFAULT.to_owned())))
-        }
-    })
-}
-
-async fn named(root: &Root, model: &ModelName, name: &PolicyName) -> Result<Option<(String, String)>> {
-    let version = policies::latest(root, model, name).await?;
-    Ok(version.map(|version| (version.text, format!("store {name} version {}", version.number))))
-}
-
-/// The failure of a manifest that names a policy which is not there.
-#[must_use]
-pub fn no_such_policy(model: &ModelName, name: &PolicyName) -> Failure {
-    Failure::usage(format!(
-        "model {model} has no policy named {name}; `weighbridge policy put {model} {name} FILE` makes one, \
-         `weighbridge policy list {model}` lists them"
-    ))
 }

@@ -38,6 +38,7 @@ use crate::clock;
 use crate::error::{Failure, Result};
 use crate::job::{Budget, Request};
 use crate::metrics::Metrics;
+use crate::policies;
 use crate::sources::{self, Allowed};
 use patience::Patience;
 use plans::Plans;
@@ -271,10 +272,8 @@ impl Steps {
 
 /// The policy that a job was accepted under.
 fn policy(record: &JobRecord) -> Result<Policy> {
-    if record.policy_from == accept::DEFAULT {
-        return Ok(Policy::default());
-    }
-    Policy::parse(&record.policy).map_err(|error| Failure::from(error).while_doing("the job's record"))
+    let policy = policies::read(&record.policy, &record.policy_from);
+    policy.map_err(|failure| failure.while_doing("the job's record"))
 }
 
 /// What a job publishes, and how.

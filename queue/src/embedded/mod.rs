@@ -54,6 +54,14 @@ impl Embedded {
         Ok(Self { place, clock, opened: Arc::new(tokio::sync::Mutex::new(Some(opened))) })
     }
 
+    /// Whether there is a queue in `folder`; none is made.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] where that cannot be told.
+    pub fn is_there(folder: &Path) -> Result<bool, Error> {
+        place::is_there(folder)
+    }
+
     /// Runs `work` on a thread that may block. When the caller goes away, it is done all the same.
     async fn run<T: Send + 'static>(
         &self,

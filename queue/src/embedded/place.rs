@@ -135,6 +135,14 @@ impl Place {
     }
 }
 
+/// Whether a database lies in `folder`.
+pub(super) fn is_there(folder: &Path) -> Result<bool, Error> {
+    folder.join(FILE).try_exists().map_err(|error| Error::Unreachable {
+        what: format!("queue embedded:{}", folder.display()),
+        why: format!("cannot look into its folder: {error}"),
+    })
+}
+
 /// The name of a file system of a network. `statfs` gives 32 bits, which some machines extend by their sign.
 fn network(kind: i128) -> Option<&'static str> {
     NETWORK.iter().find(|(magic, _)| i128::from(*magic) == kind & 0xFFFF_FFFF).map(|(_, name)| *name)
