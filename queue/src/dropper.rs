@@ -329,8 +329,12 @@ impl Shared {
         }
         backlog.bytes += size;
         backlog.waiting.push_back(Arc::new(waiting));
+        // Where others wait before it, the thread is awake.
+        let is_first = backlog.waiting.len() == 1;
         drop(backlog);
-        self.handed_over.notify_one();
+        if is_first {
+            self.handed_over.notify_one();
+        }
         Ok(())
     }
 
