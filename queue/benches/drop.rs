@@ -1,11 +1,12 @@
-//! For how long a trainer waits when it hands over a manifest: in both modes, with the queue up, slow and locked; beside
-//! it, what the disk's syncs cost in the same run.
+//! For how long a trainer waits when it hands over a manifest: in both modes, with the queue up, slow and locked;
+//! beside it, what the disk's syncs cost in the same run.
 //!
 //! ```text
 //! cargo bench --workspace --bench drop [-- --drops N] [--folder PATH]
 //! ```
 //!
-//! Every round hands over once in each case and syncs once in each way, so that all meet the same disk at the same time.
+//! Every round hands over once in each case and syncs once in each way, so that all meet the same disk at the same
+//! time.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -164,14 +165,18 @@ fn main() -> Result<()> {
     let hand_over = |dropper: &Dropper, round: usize| -> Result<()> {
         Ok(manifests.get(round).map_or(Ok(()), |manifest| dropper.hand_over(manifest))?)
     };
+    let (bytes, synced) = (vec![b'x'; BYTES], path.join("synced"));
+    fs::create_dir(&synced)?;
+    let (bytes, synced) = (&bytes, &synced);
     let mut cases: Vec<Case<'_>> = droppers
         .iter()
         .map(|(name, dropper)| Case::new(name, move |round| hand_over(dropper, round)))
         .collect();
-    let bytes = vec![b'x'; BYTES];
-    let synced = path.join("synced");
-    fs::create_dir(&synced)?;
-    let (bytes, synced) = (&bytes, &synced);
+    cases.push(Case::new("the bytes made, and nothing else", |round| {
+        let bytes = manifests.get(round).map(serde_json::to_vec).transpose()?;
+        std::hint::black_box(bytes);
+        Ok(())
+    }));
     cases.push(Case::new("fdatasync of a new file of 2 KiB", move |round| {
         let mut file = File::create(synced.join(format!("a{round}")))?;
         file.write_all(bytes)?;

@@ -94,7 +94,7 @@ async fn order(backend: &dyn Backend) -> Result<(), Error> {
     Ok(())
 }
 
-/// A message that is on the queue and is sent again is still whole, and not on it for ever. Backends may keep one or both.
+/// A message that is on the queue and is sent again is whole, and goes for good. Backends may keep one or both.
 async fn duplicates(backend: &dyn Backend) -> Result<(), Error> {
     let queue = backend.open("duplicates").await?;
     for _ in 0..2 {

@@ -39,9 +39,9 @@ const SHIFT: Duration = Duration::from_secs(600);
 pub enum Durability {
     /// The manifest is on the disk: it survives the process, and the machine's power. Costs two syncs.
     Durable,
-    /// The manifest is in memory: the caller waits for no disk. **When the process is killed, what is still in memory is
-    /// lost**: as a rule what was handed over in the last few milliseconds; while the spool cannot be written, everything
-    /// since, at most [`Options::backlog_items`] and [`Options::backlog_bytes`].
+    /// The manifest is in memory: the caller waits for no disk. **When the process is killed, what is in memory is
+    /// lost**: as a rule what was handed over in the last few milliseconds; while the spool cannot be written,
+    /// everything since, at most [`Options::backlog_items`] and [`Options::backlog_bytes`].
     Background,
 }
 
@@ -103,8 +103,8 @@ impl Left {
     }
 }
 
-/// Hands manifests over. Whatever the state of the queue, no call waits for it: [`Dropper::hand_over`] waits for the disk
-/// at most, and [`Dropper::flush`], [`Dropper::send_now`] and the end of a dropper for as long as they were told.
+/// Hands manifests over. Whatever the state of the queue, no call waits for it: [`Dropper::hand_over`] waits for the
+/// disk at most, and [`Dropper::flush`], [`Dropper::send_now`] and the end of a dropper for as long as they were told.
 pub struct Dropper {
     shared: Arc<Shared>,
     /// The process that opened it.
@@ -214,8 +214,8 @@ impl Dropper {
         }
     }
 
-    /// Tries to send the manifest `id`, which was handed over, for at most `limit`, without waiting for whoever drains the
-    /// spool.
+    /// Tries to send the manifest `id`, which was handed over, for at most `limit`, without waiting for whoever drains
+    /// the spool.
     #[must_use]
     pub fn send_now(&self, id: &str, limit: Duration) -> Sent {
         if held(&self.shared.backlog).waiting.iter().any(|waiting| waiting.id == id) {
@@ -320,8 +320,8 @@ impl Shared {
         let size = waiting.manifest.len();
         if backlog.waiting.len() >= items || backlog.bytes.saturating_add(size) > bytes {
             let why = format!(
-                "the memory for manifests that are not in the spool yet is full ({} manifests, {} bytes; at most {items} \
-                 and {bytes}); see whether the spool can be written, or hand over again later",
+                "the memory for manifests that are not in the spool yet is full ({} manifests, {} bytes; at most \
+                 {items} and {bytes}); see whether the spool can be written, or hand over again later",
                 backlog.waiting.len(),
                 backlog.bytes
             );
@@ -329,8 +329,12 @@ impl Shared {
         }
         backlog.bytes += size;
         backlog.waiting.push_back(Arc::new(waiting));
+        // Where others wait before it, the thread is awake.
+        let is_first = backlog.waiting.len() == 1;
         drop(backlog);
-        self.handed_over.notify_one();
+        if is_first {
+            self.handed_over.notify_one();
+        }
         Ok(())
     }
 
@@ -354,10 +358,7 @@ impl Shared {
             };
             match self.spool.put(&first.id, &first.manifest) {
                 Ok(()) => {
-                    let mut backlog = held(&self.backlog);
-                    backlog.waiting.pop_front();
-                    backlog.bytes = backlog.bytes.saturating_sub(first.manifest.len());
-                    drop(backlog);
+                    self.forget_first();
                     self.spooled.notify_one();
                     pause = FIRST_PAUSE;
                     tokio::task::yield_now().await;
@@ -369,6 +370,13 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// The first in memory is in the spool now.
+    fn forget_first(&self) {
+        let mut backlog = held(&self.backlog);
+        let bytes = backlog.waiting.pop_front().map_or(0, |first| first.manifest.len());
+        backlog.bytes = backlog.bytes.saturating_sub(bytes);
     }
 
     /// Carries manifests from the spool to the queue.

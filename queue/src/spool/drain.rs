@@ -100,8 +100,8 @@ struct Peeked {
 }
 
 impl Spool {
-    /// Sends what waits, in the order of dropping, until nothing is left or `deadline`. While the queue is unreachable it
-    /// is tried again, with longer and longer pauses; another drainer is waited for. May be dropped at any time.
+    /// Sends what waits, in the order of dropping, until nothing is left or `deadline`. While the queue is unreachable
+    /// it is tried again, with longer and longer pauses; another drainer is waited for. May be dropped at any time.
     ///
     /// # Errors
     /// [`Error::Unreachable`] where the spool cannot be read or written.
@@ -153,8 +153,8 @@ impl Spool {
         Ok(drained)
     }
 
-    /// Tries once, for at most `limit`, to send the manifest `id`, without waiting for another drainer: sent twice, it is
-    /// the same message.
+    /// Tries once, for at most `limit`, to send the manifest `id`, without waiting for another drainer: sent twice, it
+    /// is the same message.
     ///
     /// # Errors
     /// [`Error::Unreachable`] where the spool cannot be read or written.
@@ -264,7 +264,8 @@ impl Spool {
                 let mut memory = self.memory();
                 // Bounded, whatever lies there.
                 if memory.foreign.len() < 100 && memory.foreign.insert(file.clone()) {
-                    tracing::warn!(spool = %self.folder.display(), ?file, "a file that is not the spool's; it is left alone");
+                    let spool = self.folder.display();
+                    tracing::warn!(%spool, ?file, "a file that is not the spool's; it is left alone");
                 }
             }
         }

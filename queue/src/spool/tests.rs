@@ -252,7 +252,7 @@ async fn what_is_left_over_goes_and_what_is_foreign_stays() {
     }
     let now = std::time::UNIX_EPOCH + here.clock.now().wall;
     let set = |file: &str, time| {
-        File::options().write(true).open(path.join(file)).unwrap().set_modified(time).unwrap()
+        File::options().write(true).open(path.join(file)).unwrap().set_modified(time).unwrap();
     };
     set(".tmp-old", now - MINUTE * 61);
     set(".tmp-new", now - MINUTE * 59);
