@@ -199,9 +199,10 @@ impl Tree {
     }
 
     /// The first range of bytes from `from` on that has to be read again: up to `most` bytes (a multiple of a page).
+    /// Where such a range ends, within a page only at the file's end, the next may be looked for.
     pub(super) fn missing(&self, from: u64, most: u64) -> Option<Range<u64>> {
         let pages = lock(&self.pages);
-        let mut page = from / PAGE;
+        let mut page = from.div_ceil(PAGE);
         while pages.root.is_none() && page.saturating_mul(PAGE) < self.length {
             if let Some(behind) = pages.subtree_of(page) {
                 page = behind;

@@ -229,7 +229,7 @@ proptest! {
 /// The length of the file that random documents are of.
 const FUZZED: usize = 9 * (64 << 10) + 17;
 
-fn number() -> impl Strategy<Value = u64> {
+fn number() -> impl Strategy<Value = u64> + Clone {
     let length = FUZZED as u64;
     prop_oneof![0..10u64, 0..length, length - 2..length + 2, any::<u64>(), u64::MAX - 2..=u64::MAX]
 }
