@@ -15,6 +15,7 @@ mod moves;
 mod output;
 mod publish;
 mod report;
+mod shown;
 mod snapshots;
 mod verify;
 mod version;
@@ -81,6 +82,9 @@ pub struct Global {
     /// What is logged to standard error: error, warn, info, debug, or a filter such as weighbridge=debug.
     #[arg(long, global = true, env = "WEIGHBRIDGE_LOG", default_value = "warn", value_name = "FILTER")]
     log: String,
+    /// How it is logged: text, or json (one object a line, with the job and the part that it is about) [default: text].
+    #[arg(long, global = true, env = "WEIGHBRIDGE_LOG_FORMAT", value_name = "FORMAT")]
+    log_format: Option<String>,
     /// Who does it, for the channel's log [default: the user].
     #[arg(long, global = true, value_name = "NAME")]
     who: Option<String>,
@@ -109,6 +113,20 @@ enum Command {
     Version,
 }
 
+impl Global {
+    /// Whether logs are JSON.
+    fn logs_json(&self) -> Result<bool> {
+        match given(self.log_format.as_ref()) {
+            None | Some("text") => Ok(false),
+            Some("json") => Ok(true),
+            Some(other) => {
+                let why = "it is neither text nor json";
+                Err(Failure::usage(format!("--log-format (or WEIGHBRIDGE_LOG_FORMAT) {other:?}: {why}")))
+            }
+        }
+    }
+}
+
 impl Command {
     /// Whether it runs until it is told to stop.
     fn runs_on(&self) -> bool {
@@ -132,6 +150,11 @@ impl Context {
     fn root_with(&self, absent: Absent, durability: Durability) -> Result<Root> {
         let named = given(self.global.store.as_ref()).or(self.config.store.as_deref());
         Ok(Root::open_with(named.unwrap_or(DEFAULT_STORE), absent, durability)?)
+    }
+
+    /// Whether logs are JSON.
+    fn logs_json(&self) -> bool {
+        self.global.logs_json().unwrap_or(false)
     }
 
     /// The queue's URL.
@@ -294,12 +317,7 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 }
 
 fn start(cli: Cli, output: Output) -> Result<ExitCode> {
-    // An untrusted certificate is told once, in the error; what the filter says of it comes behind and counts.
-    let filter = format!("rustls_platform_verifier=off,{}", cli.global.log);
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .map_err(|error| Failure::usage(format!("--log {:?}: {error}", cli.global.log)))?;
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    log(&cli.global)?;
     // One thread conducts; what takes long (reading, encoding, hashing, files) goes to threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -326,6 +344,26 @@ fn start(cli: Cli, output: Output) -> Result<ExitCode> {
     // Work on other threads that nobody waits for any more must not hold up the exit.
     runtime.shutdown_timeout(Duration::from_millis(100));
     done
+}
+
+/// Where a process tells which port it listens on.
+const LISTENING: &str = "weighbridge::listening";
+
+/// Sends what is logged to standard error.
+fn log(global: &Global) -> Result<()> {
+    let json = global.logs_json()?;
+    // An untrusted certificate is told once, in the error; what the filter says of it comes behind and counts.
+    let always = if json { format!("{LISTENING}=info,") } else { String::new() };
+    let filter = format!("rustls_platform_verifier=off,{always}{}", global.log);
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| Failure::usage(format!("--log {:?}: {error}", global.log)))?;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json {
+        logs.json().flatten_event(true).with_current_span(true).with_span_list(false).init();
+    } else {
+        logs.with_ansi(std::io::stderr().is_terminal()).init();
+    }
+    Ok(())
 }
 
 async fn run(command: Command, context: &Context) -> Result<ExitCode> {

@@ -10,13 +10,15 @@ use clap::{Args, ValueEnum};
 use weighbridge_queue::Taker;
 use weighbridge_snapshots::root::Absent;
 
+use super::shown::Shown;
 use super::{BudgetOptions, Context, SyncOption, given};
-use crate::config::{DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
+use crate::config::{DEFAULT_LISTEN, DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
 use crate::error::{Exit, Failure, Result};
 use crate::job::Budget;
 use crate::metrics::Metrics;
 use crate::sources::Allowed;
 use crate::steps::{self, Pauses, Steps};
+use crate::systemd;
 use crate::worker::{self, Health, Stop};
 
 /// Publish what is on the queue, until told to stop.
@@ -87,20 +89,36 @@ struct WorkOptions {
 impl Worker {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let stop = told_to_stop();
-        self.work.run(context, self.until_empty, stop).await
+        let listen = self.work.listen(context);
+        self.work.run(context, self.until_empty, listen, stop).await
     }
 }
 
 impl Serve {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let stop = told_to_stop();
-        self.work.run(context, false, stop).await
+        let listen = self.work.listen(context).unwrap_or(DEFAULT_LISTEN);
+        self.work.run(context, false, Some(listen), stop).await
     }
 }
 
 impl WorkOptions {
-    async fn run(&self, context: &Context, until_empty: bool, stop: Stop) -> Result<()> {
-        let steps = Arc::new(self.steps(context)?);
+    /// Where health and metrics are to be served, where that is said.
+    fn listen(&self, context: &Context) -> Option<SocketAddr> {
+        self.listen.or(context.config.worker.listen)
+    }
+
+    async fn run(
+        &self,
+        context: &Context,
+        until_empty: bool,
+        listen: Option<SocketAddr>,
+        stop: Stop,
+    ) -> Result<()> {
+        let shown = Shown::on(context, listen).await?;
+        let health = Arc::new(Health::default());
+        let steps = Arc::new(self.steps(context)?.watched_by(Arc::clone(&health)));
+        shown.start(&steps, &health, &stop);
         let seconds = |option: Option<u64>, configured: Option<u64>, default| {
             Duration::from_secs(option.or(configured).unwrap_or(default))
         };
@@ -114,7 +132,7 @@ impl WorkOptions {
         };
         let concurrency = steps.options().concurrency;
         tracing::info!(store = %steps.root().folder().display(), queue = context.queue_url(), concurrency, "working");
-        worker::run(steps, concurrency, options, Arc::new(Health::default()), stop).await;
+        worker::run(steps, concurrency, options, health, stop).await;
         Ok(())
     }
 
@@ -185,6 +203,7 @@ fn told_to_stop() -> Stop {
     tokio::spawn(async move {
         super::interrupted(1).await;
         tracing::info!("told to stop");
+        systemd::stops();
         let _ = sender.send(true);
         // Kept, so that whoever listens goes on listening.
         std::future::pending::<()>().await;
