@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -21,6 +21,8 @@ pub const DEFAULT_STORE: &str = "weighbridge-data/store";
 pub const DEFAULT_QUEUE: &str = "embedded:weighbridge-data/queue";
 /// The spool when none is named anywhere.
 pub const DEFAULT_SPOOL: &str = "weighbridge-data/spool";
+/// Where `serve` answers those who watch it, when nothing else is said.
+pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7460);
 /// The bytes of a checkpoint that make a part, when nothing else is said.
 pub const DEFAULT_PART: u64 = 1 << 30;
 /// The memory budget when none is named anywhere, in bytes.

@@ -6,6 +6,8 @@
 //! | [`steps`] | a queued publish: what a worker does with a message, a file a step |
 //! | [`worker`] | takes messages, and keeps them while they are worked on |
 //! | [`metrics`] | figures of what is done |
+//! | [`http`] | answers those who watch a worker |
+//! | [`systemd`] | tells systemd how a worker is |
 //! | [`gates`] | validation rules, a file each |
 //! | [`cli`] | the command line, a file a command |
 //! | [`policies`] | which policy a publish goes by |
@@ -19,9 +21,11 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod gates;
+pub mod http;
 pub mod job;
 pub mod metrics;
 pub mod policies;
 pub mod sources;
 pub mod steps;
+pub mod systemd;
 pub mod worker;

@@ -163,9 +163,9 @@ impl Allowed {
     /// A usage failure for a prefix that is neither.
     pub fn new(prefixes: &[String]) -> Result<Self> {
         let read = |prefix: &String| match locate(prefix.as_ref())? {
-            Location::Local(path) if path.is_relative() => {
-                Err(Failure::usage(format!("sources.allow: {prefix:?} is neither an absolute path nor a URL")))
-            }
+            Location::Local(path) if path.is_relative() => Err(Failure::usage(format!(
+                "sources.allow: {prefix:?} is neither an absolute path nor a URL"
+            ))),
             Location::Local(path) => plain(&path).ok_or_else(|| {
                 Failure::usage(format!("sources.allow: {prefix:?} has a .. in it, or is not UTF-8"))
             }),
@@ -181,11 +181,17 @@ impl Allowed {
     pub fn check(&self, location: &str) -> Result<()> {
         let within = match locate(location.as_ref())? {
             Location::Local(path) if path.is_relative() => {
-                return Err(forbidden(location, "a worker cannot know what it is relative to; give an absolute path"));
+                return Err(forbidden(
+                    location,
+                    "a worker cannot know what it is relative to; give an absolute path",
+                ));
             }
             Location::Local(path) => {
                 let Some(written) = plain(&path) else {
-                    return Err(forbidden(location, "it has a .. in it, or is not UTF-8; give the plain path"));
+                    return Err(forbidden(
+                        location,
+                        "it has a .. in it, or is not UTF-8; give the plain path",
+                    ));
                 };
                 let real = std::fs::canonicalize(&path).ok();
                 self.0.iter().any(|prefix| {

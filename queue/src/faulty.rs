@@ -48,7 +48,9 @@ pub struct Faults {
 }
 
 impl Faults {
-    fn of(&self, number: u64) -> Option<Fault> {
+    /// How call number `number` fails, if it does.
+    #[must_use]
+    pub fn of(&self, number: u64) -> Option<Fault> {
         if let Some(fault) = self.at.get(&number) {
             return Some(*fault);
         }

@@ -105,6 +105,12 @@ pub struct Run {
 }
 
 impl PartialDigests {
+    /// Whether nothing is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+
     /// The bytes that are stored: JSON, fields in the order above.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {

@@ -21,6 +21,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::canonical;
 use crate::checkpoint::{CheckpointManifest, Format, is_uuid};
+use crate::digests::PartialDigests;
 use crate::error::{DocumentError, shorten};
 use crate::ids::{Fingerprint, ObservationId, RulesDigest, SnapshotId};
 use crate::json;
@@ -224,6 +225,9 @@ pub struct PartResult {
     pub fingerprint: Fingerprint,
     /// The chunks in order.
     pub chunks: Vec<PartChunk>,
+    /// What its worker knows of the digests that are declared of the checkpoint's bytes.
+    #[serde(default, skip_serializing_if = "PartialDigests::is_empty")]
+    pub digests: PartialDigests,
     /// Chunk bytes that were written.
     pub bytes_stored: u64,
     /// Chunk bytes that were there already.

@@ -30,7 +30,8 @@ pub async fn channels(root: &Root, model: &ModelName) -> Result<Vec<ChannelName>
 /// # Errors
 /// As the store fails.
 pub async fn snapshots(root: &Root, model: &ModelName) -> Result<Vec<SnapshotId>> {
-    let mut found: Vec<_> = root.entries(&layout::snapshots(model))
+    let mut found: Vec<_> = root
+        .entries(&layout::snapshots(model))
         .await?
         .objects
         .into_iter()

@@ -53,13 +53,22 @@ pub(crate) async fn balance(root: &Root) -> BTreeMap<Ended, u64> {
         for id in jobs::list(root, &model).await.unwrap() {
             let job = Job::new(root, &model, &id);
             let record = job.record().await.unwrap().unwrap_or_else(|| panic!("{id} has no record"));
-            let outcome = job.outcome().await.unwrap().unwrap_or_else(|| panic!("{id} of {model} has no outcome"));
+            let outcome =
+                job.outcome().await.unwrap().unwrap_or_else(|| panic!("{id} of {model} has no outcome"));
             *ends.entry(outcome.outcome).or_default() += 1;
-            assert_eq!(outcome.outcome == Ended::Dead, letters.contains_key(id.as_str()), "{id}: {outcome:?}");
+            assert_eq!(
+                outcome.outcome == Ended::Dead,
+                letters.contains_key(id.as_str()),
+                "{id}: {outcome:?}"
+            );
             match outcome.outcome {
                 Ended::Published => {
                     let entry = entry_id(id.as_str(), &record.channel);
-                    assert!(published.insert((record.channel.clone(), outcome.sequence.unwrap()), entry).is_none());
+                    assert!(
+                        published
+                            .insert((record.channel.clone(), outcome.sequence.unwrap()), entry)
+                            .is_none()
+                    );
                 }
                 Ended::Coalesced => assert_ne!(outcome.by.unwrap(), id),
                 Ended::Unchanged | Ended::Superseded | Ended::Held | Ended::Quarantined => {
@@ -76,7 +85,8 @@ pub(crate) async fn balance(root: &Root) -> BTreeMap<Ended, u64> {
                 let job = published.remove(&(name.clone(), entry.sequence));
                 assert_eq!(job, Some(entry.id), "entry {} of {model}@{name} is no job's", entry.sequence);
             }
-            let backwards = log.windows(2).find(|pair| pair[0].run == pair[1].run && pair[0].step > pair[1].step);
+            let backwards =
+                log.windows(2).find(|pair| pair[0].run == pair[1].run && pair[0].step > pair[1].step);
             assert!(backwards.is_none(), "{backwards:?}");
         }
         assert!(published.is_empty(), "published, but on no channel: {published:?}");

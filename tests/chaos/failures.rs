@@ -53,7 +53,8 @@ async fn whatever_request_fails_a_job_is_published_once() {
 async fn with_many_failures_by_chance_a_job_is_published_once() {
     let (snapshot, ..) = publish(Faults::default(), Faults::default()).await;
     for seed in 0..10 {
-        let chance = |seed| Faults { of_a_thousand: 100, seed, delay: Duration::from_millis(5), ..Faults::default() };
+        let chance =
+            |seed| Faults { of_a_thousand: 100, seed, delay: Duration::from_millis(5), ..Faults::default() };
         println!("seed {seed}");
         assert_eq!(publish(chance(seed), chance(seed + 1000)).await.0, snapshot);
     }

@@ -62,7 +62,10 @@ fn kill_some(house: &House, random: &mut TestRng) -> usize {
                 *worker = start_worker(&house.folder);
             }
         }
-        let running = workers.iter_mut().filter_map(|worker| worker.try_wait().unwrap().is_none().then_some(())).count();
+        let running = workers
+            .iter_mut()
+            .filter_map(|worker| worker.try_wait().unwrap().is_none().then_some(()))
+            .count();
         if running == 0 {
             assert!(workers.iter_mut().all(|worker| worker.wait().unwrap().success()));
             return killed;
@@ -96,7 +99,8 @@ async fn two_hundred_manifests_are_all_accounted_for() {
             drop_manifest(&*queue, &manifest).await;
         }
     }
-    let (killed, house) = tokio::task::spawn_blocking(move || (kill_some(&house, &mut random), house)).await.unwrap();
+    let (killed, house) =
+        tokio::task::spawn_blocking(move || (kill_some(&house, &mut random), house)).await.unwrap();
     accounts::empty(&*house.queue()).await;
     accounts::sound(&root).await;
     let ends = accounts::balance(&root).await;

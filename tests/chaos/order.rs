@@ -69,14 +69,18 @@ async fn waiting_steps_give_way_to_the_newest() {
 async fn where_nobody_gives_way_all_are_published_and_none_goes_backwards() {
     let (_folder, house) = House::new();
     let checkpoint = house.checkpoint("c.safetensors", 1);
-    let with = |number, step| manifest_with(&id(number), step, &checkpoint, &[("policy", policy(ALL_OF_THEM))]);
+    let with =
+        |number, step| manifest_with(&id(number), step, &checkpoint, &[("policy", policy(ALL_OF_THEM))]);
     let (root, _) = publish(&house, &[with(1, 1), with(2, 2), with(3, 3)]).await;
     assert_eq!(steps(&root).await, [1, 2, 3]);
     // A late step is stored, and stays off the channel.
     let (root, _) = publish(&house, &[with(4, 2)]).await;
     assert_eq!(ended(&root, &id(4)).await, Ended::Superseded);
     let (root, _) = publish(&house, &[with(5, 1), with(6, 4)]).await;
-    assert_eq!((ended(&root, &id(5)).await, ended(&root, &id(6)).await), (Ended::Superseded, Ended::Published));
+    assert_eq!(
+        (ended(&root, &id(5)).await, ended(&root, &id(6)).await),
+        (Ended::Superseded, Ended::Published)
+    );
     assert_eq!(steps(&root).await, [1, 2, 3, 4]);
 }
 
@@ -89,7 +93,10 @@ async fn a_step_that_gave_way_to_one_that_dies_goes_again() {
         [manifest(&id(1), 1, &checkpoint), manifest(&id(2), 2, &checkpoint), manifest(&id(3), 3, &bad)];
     let (root, _) = publish(&house, &manifests).await;
     assert_eq!(ended(&root, &id(3)).await, Ended::Dead);
-    assert_eq!((ended(&root, &id(1)).await, ended(&root, &id(2)).await), (Ended::Coalesced, Ended::Coalesced));
+    assert_eq!(
+        (ended(&root, &id(1)).await, ended(&root, &id(2)).await),
+        (Ended::Coalesced, Ended::Coalesced)
+    );
     assert_eq!(ended(&root, &again(2, 3)).await, Ended::Published);
     assert_eq!(steps(&root).await, [2]);
     let letters = letters(&root).await;
@@ -198,8 +205,7 @@ async fn places_that_are_not_allowed_are_not_read() {
     std::os::unix::fs::symlink(&checkpoint, allowed.join("link.safetensors")).unwrap();
     std::fs::copy(&checkpoint, allowed.join("c.safetensors")).unwrap();
     let prefix = allowed.to_str().unwrap().to_owned();
-    let options =
-        Options { sources: weighbridge::sources::Allowed::new(&[prefix]).unwrap(), ..options() };
+    let options = Options { sources: weighbridge::sources::Allowed::new(&[prefix]).unwrap(), ..options() };
     let remote = Path::new("s3://bucket/step-1");
     let manifests = [
         manifest(&id(1), 1, &checkpoint),
@@ -223,7 +229,8 @@ async fn places_that_are_not_allowed_are_not_read() {
 async fn an_unknown_policy_is_a_dead_letter_and_a_named_one_is_fixed_when_the_job_is_accepted() {
     let (_folder, house) = House::new();
     let checkpoint = house.checkpoint("c.safetensors", 1);
-    let named = |number| manifest_with(&id(number), number, &checkpoint, &[("policy", json!({ "name": "p" }))]);
+    let named =
+        |number| manifest_with(&id(number), number, &checkpoint, &[("policy", json!({ "name": "p" }))]);
     let (root, _) = publish(&house, &[named(1)]).await;
     assert_eq!(ended(&root, &id(1)).await, Ended::Dead);
     let model = MODEL.parse().unwrap();
@@ -267,9 +274,7 @@ async fn one_models_flood_leaves_workers_to_others() {
     let (_folder, house) = House::new();
     let checkpoint = house.checkpoint("c.safetensors", 1);
     let mut manifests: Vec<_> = (1..=24)
-        .map(|number| {
-            manifest_with(&id(number), number, &checkpoint, &[("policy", policy(ALL_OF_THEM))])
-        })
+        .map(|number| manifest_with(&id(number), number, &checkpoint, &[("policy", policy(ALL_OF_THEM))]))
         .collect();
     manifests.push(manifest_with(&id(100), 1, &checkpoint, &[("model", json!("other"))]));
     let flood = Options { jobs_per_model: 2, ..options() };

@@ -45,7 +45,11 @@ fn copy(from: &Path, to: &Path) {
 /// A real checkpoint of TorchRec, in the form of PyTorch's distributed checkpoints.
 fn torchrec() -> std::path::PathBuf {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/checkpoints");
-    data.read_dir().unwrap().map(|entry| entry.unwrap().path()).find(|path| path.join(".metadata").is_file()).unwrap()
+    data.read_dir()
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.join(".metadata").is_file())
+        .unwrap()
 }
 
 #[tokio::test]
@@ -72,7 +76,8 @@ async fn a_shard_that_comes_later_and_a_folder_that_comes_later_are_waited_for()
         let (checkpoint, aside) = (house.folder.join("dcp"), house.folder.join("aside"));
         copy(&torchrec(), &checkpoint);
         let shard = std::fs::read_dir(&checkpoint).unwrap().map(|entry| entry.unwrap().path());
-        let shard = shard.into_iter().find(|path| path.extension().is_some_and(|end| end == "distcp")).unwrap();
+        let shard =
+            shard.into_iter().find(|path| path.extension().is_some_and(|end| end == "distcp")).unwrap();
         let missing = if folder { checkpoint.clone() } else { shard };
         std::fs::rename(&missing, &aside).unwrap();
         work_while(&house, &manifest(&id(1), 1, &checkpoint), async {

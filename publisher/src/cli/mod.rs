@@ -9,6 +9,7 @@ mod channels;
 mod completions;
 mod config;
 mod dead;
+mod drop;
 mod fetch;
 mod inspect;
 mod jobs;
@@ -20,6 +21,7 @@ mod publish;
 mod queue;
 mod report;
 mod republish;
+mod shown;
 mod snapshots;
 mod verify;
 mod version;
@@ -86,6 +88,9 @@ pub struct Global {
     /// What is logged to standard error: error, warn, info, debug, or a filter such as weighbridge=debug.
     #[arg(long, global = true, env = "WEIGHBRIDGE_LOG", default_value = "warn", value_name = "FILTER")]
     log: String,
+    /// How it is logged: text, or json (one object a line, with the job and the part that it is about) [default: text].
+    #[arg(long, global = true, env = "WEIGHBRIDGE_LOG_FORMAT", value_name = "FORMAT")]
+    log_format: Option<String>,
     /// Who does it, for the channel's log [default: the user].
     #[arg(long, global = true, value_name = "NAME")]
     who: Option<String>,
@@ -94,6 +99,8 @@ pub struct Global {
 #[derive(Debug, Subcommand)]
 enum Command {
     Publish(publish::Publish),
+    Drop(drop::Drop),
+    Spool(drop::SpoolCommand),
     Worker(worker::Worker),
     Serve(worker::Serve),
     Jobs(jobs::Jobs),
@@ -120,10 +127,28 @@ enum Command {
     Version,
 }
 
+impl Global {
+    /// Whether logs are JSON.
+    fn logs_json(&self) -> Result<bool> {
+        match given(self.log_format.as_ref()) {
+            None | Some("text") => Ok(false),
+            Some("json") => Ok(true),
+            Some(other) => {
+                let why = "it is neither text nor json";
+                Err(Failure::usage(format!("--log-format (or WEIGHBRIDGE_LOG_FORMAT) {other:?}: {why}")))
+            }
+        }
+    }
+}
+
 impl Command {
     /// Whether it runs until it is told to stop.
     fn runs_on(&self) -> bool {
-        matches!(self, Self::Worker(_) | Self::Serve(_))
+        match self {
+            Self::Worker(_) | Self::Serve(_) => true,
+            Self::Spool(spool) => spool.follows(),
+            _ => false,
+        }
     }
 }
 
@@ -145,6 +170,11 @@ impl Context {
         Ok(Root::open_with(named.unwrap_or(DEFAULT_STORE), absent, durability)?)
     }
 
+    /// Whether logs are JSON.
+    fn logs_json(&self) -> bool {
+        self.global.logs_json().unwrap_or(false)
+    }
+
     /// The queue's URL.
     fn queue_url(&self) -> &str {
         given(self.global.queue.as_ref()).or(self.config.queue.as_deref()).unwrap_or(DEFAULT_QUEUE)
@@ -153,6 +183,12 @@ impl Context {
     /// The queue.
     fn queue(&self) -> Result<Arc<dyn Queue>> {
         Ok(weighbridge_queue::url::open(self.queue_url(), Arc::new(SystemClock::new()))?)
+    }
+
+    /// The queue; no call waits longer than `patience` for other processes.
+    fn queue_within(&self, patience: Duration) -> Result<Arc<dyn Queue>> {
+        let clock = Arc::new(SystemClock::new());
+        Ok(weighbridge_queue::url::open_with(self.queue_url(), clock, patience)?)
     }
 
     fn durability(&self, option: &SyncOption) -> Result<Durability> {
@@ -305,12 +341,7 @@ fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 }
 
 fn start(cli: Cli, output: Output) -> Result<ExitCode> {
-    // An untrusted certificate is told once, in the error; what the filter says of it comes behind and counts.
-    let filter = format!("rustls_platform_verifier=off,{}", cli.global.log);
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .map_err(|error| Failure::usage(format!("--log {:?}: {error}", cli.global.log)))?;
-    let colours = std::io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
+    log(&cli.global)?;
     // One thread conducts; what takes long (reading, encoding, hashing, files) goes to threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -339,9 +370,31 @@ fn start(cli: Cli, output: Output) -> Result<ExitCode> {
     done
 }
 
+/// Where a process tells which port it listens on.
+const LISTENING: &str = "weighbridge::listening";
+
+/// Sends what is logged to standard error.
+fn log(global: &Global) -> Result<()> {
+    let json = global.logs_json()?;
+    // An untrusted certificate is told once, in the error; what the filter says of it comes behind and counts.
+    let always = if json { format!("{LISTENING}=info,") } else { String::new() };
+    let filter = format!("rustls_platform_verifier=off,{always}{}", global.log);
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .map_err(|error| Failure::usage(format!("--log {:?}: {error}", global.log)))?;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json {
+        logs.json().flatten_event(true).with_current_span(true).with_span_list(false).init();
+    } else {
+        logs.with_ansi(std::io::stderr().is_terminal()).init();
+    }
+    Ok(())
+}
+
 async fn run(command: Command, context: &Context) -> Result<ExitCode> {
     match command {
         Command::Publish(publish) => return publish.run(context).await,
+        Command::Drop(drop) => drop.run(context).await?,
+        Command::Spool(spool) => spool.run(context).await?,
         Command::Worker(worker) => worker.run(context).await?,
         Command::Serve(serve) => serve.run(context).await?,
         Command::Jobs(jobs) => return jobs.run(context).await,

@@ -49,6 +49,11 @@ impl Output {
         }
     }
 
+    /// Tells people something beside the result.
+    pub(super) fn tell(self, text: &str) {
+        let _ = io::stderr().write_all(text.as_bytes());
+    }
+
     /// A failure, as one line; with `--json` also as the document.
     pub(super) fn failure(self, failure: &Failure) {
         self.failure_line(failure);

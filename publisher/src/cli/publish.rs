@@ -30,7 +30,7 @@ use crate::policies;
 use crate::sources;
 
 /// The run of a checkpoint for which none is named.
-const DEFAULT_RUN: &str = "default";
+pub(super) const DEFAULT_RUN: &str = "default";
 /// How many encoded tensors are shown to people.
 const TENSORS_SHOWN: usize = 20;
 

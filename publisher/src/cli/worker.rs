@@ -10,13 +10,16 @@ use clap::{Args, ValueEnum};
 use weighbridge_queue::Taker;
 use weighbridge_snapshots::root::Absent;
 
+use super::drop::SpoolOption;
+use super::shown::Shown;
 use super::{BudgetOptions, Context, SyncOption, given};
-use crate::config::{DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
+use crate::config::{DEFAULT_LISTEN, DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
 use crate::error::{Exit, Failure, Result};
 use crate::job::Budget;
 use crate::metrics::Metrics;
 use crate::sources::Allowed;
 use crate::steps::{self, Pauses, Steps};
+use crate::systemd;
 use crate::worker::{self, Health, Stop};
 
 /// Publish what is on the queue, until told to stop.
@@ -24,7 +27,9 @@ use crate::worker::{self, Health, Stop};
 /// Any number of workers share one queue and one store. Kill one at any moment: what it was doing is done by another.
 /// SIGTERM: nothing more is taken, what is at hand ends or is given back, exit code 0.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  weighbridge worker --store /srv/store --queue embedded:/srv/queue --threads 4")]
+#[command(
+    after_help = "Example:\n  weighbridge worker --store /srv/store --queue embedded:/srv/queue --threads 4"
+)]
 pub(super) struct Worker {
     #[command(flatten)]
     work: WorkOptions,
@@ -43,6 +48,8 @@ pub(super) struct Serve {
     /// What runs.
     #[arg(long, value_delimiter = ',', default_values = ["worker", "spool"], value_name = "ROLES")]
     roles: Vec<Role>,
+    #[command(flatten)]
+    spool: SpoolOption,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -87,20 +94,50 @@ struct WorkOptions {
 impl Worker {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let stop = told_to_stop();
-        self.work.run(context, self.until_empty, stop).await
+        let listen = self.work.listen(context);
+        self.work.run(context, self.until_empty, listen, stop).await
     }
 }
 
 impl Serve {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let stop = told_to_stop();
-        self.work.run(context, false, stop).await
+        let listen = self.work.listen(context).unwrap_or(DEFAULT_LISTEN);
+        let spool = async {
+            if !self.roles.contains(&Role::Spool) {
+                return Ok(());
+            }
+            let (spool, queue) = (self.spool.open(context)?, context.queue()?);
+            let mut stop = stop.clone();
+            spool.follow(&*queue, stop.wait()).await.map(drop).map_err(Failure::from)
+        };
+        let work = async {
+            if !self.roles.contains(&Role::Worker) {
+                return Ok(());
+            }
+            self.work.run(context, false, Some(listen), stop.clone()).await
+        };
+        tokio::try_join!(spool, work).map(drop)
     }
 }
 
 impl WorkOptions {
-    async fn run(&self, context: &Context, until_empty: bool, stop: Stop) -> Result<()> {
-        let steps = Arc::new(self.steps(context)?);
+    /// Where health and metrics are to be served, where that is said.
+    fn listen(&self, context: &Context) -> Option<SocketAddr> {
+        self.listen.or(context.config.worker.listen)
+    }
+
+    async fn run(
+        &self,
+        context: &Context,
+        until_empty: bool,
+        listen: Option<SocketAddr>,
+        stop: Stop,
+    ) -> Result<()> {
+        let shown = Shown::on(context, listen).await?;
+        let health = Arc::new(Health::default());
+        let steps = Arc::new(self.steps(context)?.watched_by(Arc::clone(&health)));
+        shown.start(&steps, &health, &stop);
         let seconds = |option: Option<u64>, configured: Option<u64>, default| {
             Duration::from_secs(option.or(configured).unwrap_or(default))
         };
@@ -114,7 +151,7 @@ impl WorkOptions {
         };
         let concurrency = steps.options().concurrency;
         tracing::info!(store = %steps.root().folder().display(), queue = context.queue_url(), concurrency, "working");
-        worker::run(steps, concurrency, options, Arc::new(Health::default()), stop).await;
+        worker::run(steps, concurrency, options, health, stop).await;
         Ok(())
     }
 
@@ -173,18 +210,21 @@ fn taker(device: Device) -> Result<Taker> {
         Device::Gpu => Err(Failure {
             kind: weighbridge_schemas::error::Kind::Permanent,
             class: "no_device",
-            message: "--device gpu: this machine shows no NVIDIA GPU (/dev/nvidiactl); use --device cpu or auto".to_owned(),
+            message:
+                "--device gpu: this machine shows no NVIDIA GPU (/dev/nvidiactl); use --device cpu or auto"
+                    .to_owned(),
             exit: Exit::Unreachable,
         }),
     }
 }
 
 /// SIGTERM and Ctrl-C tell workers to stop.
-fn told_to_stop() -> Stop {
+pub(super) fn told_to_stop() -> Stop {
     let (sender, stop) = Stop::new();
     tokio::spawn(async move {
         super::interrupted(1).await;
         tracing::info!("told to stop");
+        systemd::stops();
         let _ = sender.send(true);
         // Kept, so that whoever listens goes on listening.
         std::future::pending::<()>().await;

@@ -7,8 +7,8 @@ use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::root::Root;
 
-use super::plan::Plan;
 use super::Request;
+use super::plan::Plan;
 use crate::error::Result;
 
 /// Whether a publish moves its channel wherever it stands.

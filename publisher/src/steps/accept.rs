@@ -15,7 +15,9 @@ use crate::policies::{self, Resolved};
 /// Takes what a trainer dropped.
 pub(super) async fn checkpoint(steps: &Steps, lease: &Lease) -> Result<Verdict> {
     match CheckpointManifest::parse(&lease.message.body) {
-        Ok(manifest) => accept(steps, lease, Wanted { manifest, repeats: None, promote: false, who: None }).await,
+        Ok(manifest) => {
+            accept(steps, lease, Wanted { manifest, repeats: None, promote: false, who: None }).await
+        }
         Err(error) => end::bury(steps, lease, None, &error.into()).await,
     }
 }
@@ -64,7 +66,8 @@ async fn accept(steps: &Steps, lease: &Lease, wanted: Wanted) -> Result<Verdict>
     let job = Job::new(&steps.root, &model, &id);
     let ruling = job.put_record(&record).await?.ruling;
     if ruling.manifest != record.manifest {
-        let why = format!("the id {id} was used before, for another manifest of model {model}; give it its own");
+        let why =
+            format!("the id {id} was used before, for another manifest of model {model}; give it its own");
         return end::bury(steps, lease, Some(&record), &Failure::usage(why)).await;
     }
     if job.outcome().await?.is_some() {

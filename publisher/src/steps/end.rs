@@ -118,9 +118,7 @@ pub(super) async fn carry_out(steps: &Steps, record: &JobRecord, decision: &Deci
     let outcome = match decision.decision {
         Decided::Proceed => return Ok(()),
         Decided::Cancelled => outcome(&decision.who, Ended::Cancelled),
-        Decided::Coalesced => {
-            Outcome { by: decision.by.clone(), ..outcome(&decision.who, Ended::Coalesced) }
-        }
+        Decided::Coalesced => Outcome { by: decision.by.clone(), ..outcome(&decision.who, Ended::Coalesced) },
         Decided::Dead => {
             let letter = dead::get(&steps.root, record.job().as_str()).await?;
             dead_outcome(steps, letter.error)
@@ -203,8 +201,9 @@ async fn gave_way(root: &Root, record: &JobRecord) -> Result<Option<JobRecord>> 
     for (_, other) in Job::new(root, model, &id).gave_way().await? {
         let job = Job::new(root, model, &other);
         let decision = job.decision().await?;
-        if decision.is_some_and(|decision| decision.decision == Decided::Coalesced && decision.by == Some(id.clone()))
-        {
+        if decision.is_some_and(|decision| {
+            decision.decision == Decided::Coalesced && decision.by == Some(id.clone())
+        }) {
             return Ok(job.record().await?);
         }
     }

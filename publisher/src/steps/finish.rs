@@ -120,6 +120,7 @@ async fn results(
         if result.fingerprint != planned.fingerprint || result.chunks.len() as u64 != range.count {
             return Err(wrong("its result is not what the plan asks for").into());
         }
+        plan.checkpoint.source.adopt(&result.digests)?;
         bytes += Bytes { stored: result.bytes_stored, reused: result.bytes_reused };
         for chunk in &result.chunks {
             let Some(piece) = plan.pieces.get(pieces.len()) else {

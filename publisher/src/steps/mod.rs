@@ -40,6 +40,7 @@ use crate::job::{Budget, Request};
 use crate::metrics::Metrics;
 use crate::policies;
 use crate::sources::{self, Allowed};
+use crate::worker::Health;
 use patience::Patience;
 use plans::Plans;
 
@@ -91,6 +92,7 @@ pub struct Steps {
     options: Options,
     plans: Plans,
     metrics: Arc<Metrics>,
+    health: Arc<Health>,
 }
 
 /// What came of a step that did not fail.
@@ -120,7 +122,14 @@ impl Steps {
     #[must_use]
     pub fn new(root: Root, queue: Arc<dyn Queue>, options: Options, metrics: Arc<Metrics>) -> Self {
         let plans = Plans::new(options.concurrency);
-        Self { root, queue, options, plans, metrics }
+        Self { root, queue, options, plans, metrics, health: Arc::default() }
+    }
+
+    /// The same; `health` is told what the steps find out about the store.
+    #[must_use]
+    pub fn watched_by(mut self, health: Arc<Health>) -> Self {
+        self.health = health;
+        self
     }
 
     /// How steps are done here.
@@ -150,7 +159,10 @@ impl Steps {
     /// Does what a message asks for.
     pub async fn handle(&self, lease: &Lease) -> Verdict {
         match self.attempt(lease).await {
-            Ok(verdict) => verdict,
+            Ok(verdict) => {
+                self.health.store_worked();
+                verdict
+            }
             // Store or queue: they say nothing about the message, which waits until they are back.
             Err(failure) => {
                 let pause = patience::pause(self.options.pauses, lease.retries);
@@ -159,6 +171,7 @@ impl Steps {
                     "a step could not be done"
                 );
                 self.metrics.retried(failure.class);
+                self.health.failed(&failure);
                 Verdict::Again(pause)
             }
         }
@@ -192,7 +205,8 @@ impl Steps {
             Some(_) if step.step != StepKind::Finish => return Ok(Verdict::Done),
             _ => {}
         }
-        let span = tracing::info_span!(
+        // Of the highest level, so that warnings carry it whatever is logged.
+        let span = tracing::error_span!(
             "step", step = step.step.as_str(), job = %step.job, part = step.part, model = %step.model,
             traceparent = record.manifest.traceparent,
         );

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use weighbridge_queue::message::Device;
 use weighbridge_schemas::encoding::ENCODING_VERSION;
 use weighbridge_schemas::error::Kind;
-use weighbridge_schemas::job::{
-    JobPlan, JobRecord, PartChunk, PartResult, PartSchema, StepKind,
-};
+use weighbridge_schemas::job::{JobPlan, JobRecord, PartChunk, PartResult, PartSchema, StepKind};
 use weighbridge_schemas::policy::Policy;
 use weighbridge_snapshots::fetch::Progress;
 use weighbridge_snapshots::jobs::Job;
@@ -58,6 +56,7 @@ pub(super) async fn part(
             schema: PartSchema::V1,
             fingerprint: planned.fingerprint,
             chunks: chunks.collect(),
+            digests: plan.checkpoint.source.partial_digests(),
             bytes_stored: converted.bytes.stored,
             bytes_reused: converted.bytes.reused,
         };

@@ -36,14 +36,8 @@ const OUTSIDE: [&str; 7] = [
     "scratch",
 ];
 /// Checkpoints of which something is missing: it may come.
-const ABSENT: [&str; 6] = [
-    "not_found",
-    "no_tensors",
-    "dcp_no_metadata",
-    "dcp_missing_file",
-    "file_missing",
-    "index_missing_shard",
-];
+const ABSENT: [&str; 6] =
+    ["not_found", "no_tensors", "dcp_no_metadata", "dcp_missing_file", "file_missing", "index_missing_shard"];
 /// Checkpoints that no change of their files is waited for.
 const HOPELESS: [&str; 3] = ["forbidden_global", "limit_exceeded", "access_denied"];
 /// Most events that are looked at.

@@ -54,8 +54,11 @@ pub(super) async fn plan(
         parts: parts(&plan, steps.options.part_bytes)?,
     };
     tracing::info!(
-        tensors = plan.tensors.len(), chunks = plan.pieces.len(), parts = document.parts.len(),
-        bytes = document.bytes, "planned"
+        tensors = plan.tensors.len(),
+        chunks = plan.pieces.len(),
+        parts = document.parts.len(),
+        bytes = document.bytes,
+        "planned"
     );
     let planned = job.put_plan(&document).await?.ruling;
     send_parts(steps, record, policy, &planned).await?;

@@ -5,8 +5,9 @@
 //! stop, it takes nothing more, ends what it has or gives it back, and is gone.
 
 mod health;
+pub mod watcher;
 
-pub use health::Health;
+pub use health::{Health, Pulse};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,11 @@ use weighbridge_queue::{Lease, Taker};
 use weighbridge_schemas::error::Kind;
 
 use crate::steps::{Steps, Verdict};
+
+/// How often a loop shows life while a step is done.
+const BEAT: Duration = Duration::from_secs(1);
+/// How much longer than a lease a loop may show no life. The queue's answers are what it waits for in between.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// How a worker goes about it.
 #[derive(Debug, Clone, Copy)]
@@ -65,11 +71,13 @@ impl Stop {
 
 /// Works until it is told to stop, or the queue is empty if it is to stop then.
 pub async fn run(steps: Arc<Steps>, concurrency: usize, options: Options, health: Arc<Health>, stop: Stop) {
+    let silence = options.lease.saturating_add(SILENCE);
     let slots = (0..concurrency.max(1)).map(|_| {
         let slot = Slot {
             steps: Arc::clone(&steps),
             options,
             health: Arc::clone(&health),
+            pulse: health.pulse(silence),
             stop: stop.clone(),
         };
         slot.run()
@@ -82,6 +90,7 @@ struct Slot {
     steps: Arc<Steps>,
     options: Options,
     health: Arc<Health>,
+    pulse: Pulse,
     stop: Stop,
 }
 
@@ -89,12 +98,15 @@ impl Slot {
     async fn run(mut self) {
         let mut idle = self.options.idle.0;
         while !self.stop.is_set() {
+            self.pulse.beat();
             let leased = self.steps.queue().lease(self.options.taker, self.options.lease).await;
             match leased {
                 Ok(Some(lease)) => {
                     self.health.queue_answers();
                     idle = self.options.idle.0;
+                    self.steps.metrics().taken();
                     self.work(lease).await;
+                    self.steps.metrics().settled();
                     continue;
                 }
                 Ok(None) => {
@@ -135,6 +147,7 @@ impl Slot {
         let verdict = tokio::select! {
             verdict = steps.handle(&lease) => Some(verdict),
             () = self.keep(&lease) => None,
+            () = self.show_life() => None,
             () = stopping => Some(Verdict::Again(Duration::ZERO)),
         };
         let Some(verdict) = verdict else {
@@ -159,11 +172,22 @@ impl Slot {
         }
     }
 
+    /// Long work is no standstill: its step is waited for here, and so the loop turns.
+    async fn show_life(&self) {
+        let mut ticks = interval(BEAT);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.pulse.beat();
+        }
+    }
+
     /// Tells the queue what became of a message. Should that fail again and again, the lease runs out, and the message
     /// is met again by somebody who finds that it was done.
     async fn settle(&self, lease: &Lease, verdict: Verdict) {
         let queue = self.steps.queue();
         for pause in [50, 200, 1000, 0].map(Duration::from_millis) {
+            self.pulse.beat();
             let told = async {
                 match verdict {
                     Verdict::Done => queue.done(lease).await,
@@ -173,7 +197,9 @@ impl Slot {
             match timeout(self.options.lease, told).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) if error.kind() == Kind::Conflict => return,
-                Ok(Err(error)) => tracing::warn!(%error, message = %lease.message.id, "a message is not settled"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, message = %lease.message.id, "a message is not settled")
+                }
                 Err(_) => tracing::warn!(message = %lease.message.id, "the queue does not answer"),
             }
             sleep(pause).await;

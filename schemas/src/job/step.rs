@@ -9,7 +9,13 @@ use crate::limits;
 use crate::names::ModelName;
 
 document!(Step, "step", limits::JOB_DOCUMENT_BYTES, StepSchema, "weighbridge.step/v1");
-document!(Republish, "republish request", limits::JOB_RECORD_BYTES, RepublishSchema, "weighbridge.republish/v1");
+document!(
+    Republish,
+    "republish request",
+    limits::JOB_RECORD_BYTES,
+    RepublishSchema,
+    "weighbridge.republish/v1"
+);
 
 /// The next step of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

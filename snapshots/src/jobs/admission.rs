@@ -82,7 +82,11 @@ async fn open(root: &Root, model: &ModelName) -> Result<(Vec<JobId>, u64)> {
     Ok((open, numbers.last().map_or(1, |last| last.saturating_add(1))))
 }
 
-async fn numbers(root: &Root, model: &ModelName, after: Option<&object_store::path::Path>) -> Result<Vec<u64>> {
+async fn numbers(
+    root: &Root,
+    model: &ModelName,
+    after: Option<&object_store::path::Path>,
+) -> Result<Vec<u64>> {
     let keys = root.keys(&layout::admitted(model), after).await?;
     Ok(keys.iter().filter_map(layout::number).collect())
 }
