@@ -17,7 +17,8 @@ pub(crate) fn path() -> &'static Path {
         let profile = test.parent().and_then(Path::parent).unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--package", "weighbridge"]);
+        // With the features that these tests are built with, so that nothing is compiled twice.
+        build.args(["build", "--quiet", "--workspace", "--bin", "weighbridge", "--test", "system"]);
         build.arg("--target-dir").arg(profile.parent().unwrap());
         build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
         if profile.ends_with("release") {
@@ -89,7 +90,7 @@ impl Store {
         let mut command = Command::new(path());
         command.args(arguments).arg("--json").arg("--store").arg(self.root());
         command.current_dir(self.folder.path()).stdin(Stdio::null());
-        for variable in ["WEIGHBRIDGE_STORE", "WEIGHBRIDGE_CONFIG", "WEIGHBRIDGE_LOG"] {
+        for variable in ["WEIGHBRIDGE_STORE", "WEIGHBRIDGE_QUEUE", "WEIGHBRIDGE_CONFIG", "WEIGHBRIDGE_LOG"] {
             command.env_remove(variable);
         }
         command
