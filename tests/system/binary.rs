@@ -90,7 +90,7 @@ impl Store {
         let mut command = Command::new(path());
         command.args(arguments).arg("--json").arg("--store").arg(self.root());
         command.current_dir(self.folder.path()).stdin(Stdio::null());
-        for variable in ["WEIGHBRIDGE_STORE", "WEIGHBRIDGE_CONFIG", "WEIGHBRIDGE_LOG"] {
+        for variable in ["WEIGHBRIDGE_STORE", "WEIGHBRIDGE_QUEUE", "WEIGHBRIDGE_CONFIG", "WEIGHBRIDGE_LOG"] {
             command.env_remove(variable);
         }
         command

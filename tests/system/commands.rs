@@ -261,6 +261,23 @@ fn the_command_line_is_what_the_reference_says() {
     let commands: &[&[&str]] = &[
         &[],
         &["publish"],
+        &["worker"],
+        &["serve"],
+        &["jobs"],
+        &["jobs", "show"],
+        &["jobs", "wait"],
+        &["jobs", "cancel"],
+        &["republish"],
+        &["dead"],
+        &["dead", "show"],
+        &["dead", "requeue"],
+        &["dead", "discard"],
+        &["queue"],
+        &["queue", "status"],
+        &["policy"],
+        &["policy", "put"],
+        &["policy", "get"],
+        &["policy", "list"],
         &["fetch"],
         &["inspect"],
         &["report"],
@@ -281,6 +298,7 @@ fn the_command_line_is_what_the_reference_says() {
     for command in commands {
         let mut help = Command::new(binary::path());
         help.args(*command).arg("--help").env("COLUMNS", "100");
+        help.env_remove("WEIGHBRIDGE_QUEUE");
         help.env_remove("WEIGHBRIDGE_STORE").env_remove("WEIGHBRIDGE_CONFIG").env_remove("WEIGHBRIDGE_LOG");
         let run = ended(help.output().unwrap());
         assert_eq!(run.code, 0);
