@@ -33,3 +33,4 @@ mod servers;
 mod synthetic;
 mod torch_save;
 mod transforms;
+mod watched;
