@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::worker::Health;
 
 /// How often it is looked whether the worker is ready, until it is.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long stopping waits for systemd to take that it is told.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The shortest time between two signs of life.
 const SHORTEST: Duration = Duration::from_millis(10);
 
@@ -32,8 +34,10 @@ pub fn is_ready() {
 
 /// Tells systemd that the worker stops. Whoever tells the worker itself does so after this, so that it is said before
 /// the worker is gone.
-pub fn stops() {
-    say(&NotifyState::Stopping);
+pub async fn stops() {
+    if timeout(PATIENCE, say(NotifyState::Stopping)).await.is_err() {
+        tracing::debug!("systemd does not listen");
+    }
 }
 
 async fn ready(health: &Health) {
@@ -42,7 +46,7 @@ async fn ready(health: &Health) {
     loop {
         ticks.tick().await;
         if health.ready().is_ok() {
-            return say(&NotifyState::Ready);
+            return say(NotifyState::Ready).await;
         }
     }
 }
@@ -55,14 +59,16 @@ async fn alive(health: &Health) {
     loop {
         ticks.tick().await;
         match health.alive() {
-            Ok(()) => say(&NotifyState::Watchdog),
+            Ok(()) => say(NotifyState::Watchdog).await,
             Err(why) => tracing::error!(%why, "systemd is not told that this process is alive"),
         }
     }
 }
 
-fn say(state: &NotifyState<'_>) {
-    if let Err(error) = sd_notify::notify(std::slice::from_ref(state)) {
-        tracing::debug!(%error, %state, "systemd is not told");
+/// Says it on a thread that may wait: should systemd not listen, that holds nothing else up.
+async fn say(state: NotifyState<'static>) {
+    let said = tokio::task::spawn_blocking(move || sd_notify::notify(&[state]));
+    if let Ok(Err(error)) = said.await {
+        tracing::debug!(%error, "systemd is not told");
     }
 }

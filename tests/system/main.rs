@@ -35,3 +35,4 @@ mod servers;
 mod synthetic;
 mod torch_save;
 mod transforms;
+mod watched;

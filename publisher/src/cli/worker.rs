@@ -224,7 +224,7 @@ pub(super) fn told_to_stop() -> Stop {
     tokio::spawn(async move {
         super::interrupted(1).await;
         tracing::info!("told to stop");
-        systemd::stops();
+        systemd::stops().await;
         let _ = sender.send(true);
         // Kept, so that whoever listens goes on listening.
         std::future::pending::<()>().await;
