@@ -184,7 +184,7 @@ pub(super) fn error_cell(error: &Why) -> String {
 
 /// What is known of one thing, a line each.
 pub(super) fn lines(known: &[(&str, String)]) -> String {
-    known.iter().map(|(what, value)| format!("{what:>13}  {value}\n")).collect()
+    known.iter().map(|(what, value)| format!("{what:>14}  {value}\n")).collect()
 }
 
 /// A shape as `[2000, 16]`.
