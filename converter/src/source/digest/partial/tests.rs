@@ -210,7 +210,9 @@ proptest! {
     }
 
     #[test]
-    fn altered_documents_never_panic(case in case(), edits in prop::collection::vec((any::<Index>(), any::<u8>()), 1..6)) {
+    fn altered_documents_never_panic(
+        case in case(), edits in prop::collection::vec((any::<Index>(), any::<u8>()), 1..6),
+    ) {
         let folder = case.write(&case.bytes);
         for part in case.parts(folder.path()).0 {
             let mut json = part.to_bytes();
