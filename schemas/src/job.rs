@@ -419,3 +419,45 @@ pub enum Came {
     /// It cannot be done: the job is dead.
     Dead,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_job_that_goes_again_has_an_id_that_follows_from_both() {
+        let id = |text: &str| text.parse::<JobId>().unwrap();
+        let first = id("0f8fad5b-d9cb-469f-a165-70867728950e");
+        let second = id("00000000-0000-4000-8000-000000000001");
+        let again = first.again_after(&second);
+        assert_eq!(again.as_str().parse::<JobId>().unwrap(), again);
+        assert_eq!(again, first.again_after(&second));
+        assert_ne!(again, second.again_after(&first));
+        assert_eq!(&again.as_str()[14..15], "8");
+    }
+
+    #[test]
+    fn documents_come_back_as_they_were_and_what_is_wrong_is_refused() {
+        let step = json!({
+            "schema": "weighbridge.step/v1", "model": "m", "job": "0f8fad5b-d9cb-469f-a165-70867728950e",
+            "step": "part", "part": 3, "from_the_future": true,
+        });
+        let read = Step::parse(step.to_string().as_bytes()).unwrap();
+        assert_eq!(Step::parse(&read.to_bytes()).unwrap(), read);
+        assert_eq!(read.message_id(), "0f8fad5b-d9cb-469f-a165-70867728950e.part.3");
+        for (field, value) in [
+            ("schema", json!("weighbridge.step/v2")),
+            ("model", json!("../m")),
+            ("job", json!("0F8FAD5B-D9CB-469F-A165-70867728950E")),
+            ("step", json!("promote")),
+            ("part", json!(-1)),
+        ] {
+            let mut wrong = step.clone();
+            wrong[field] = value;
+            assert!(Step::parse(wrong.to_string().as_bytes()).is_err(), "{field}");
+        }
+        let long = vec![b' '; Step::MOST + 1];
+        assert!(matches!(Step::parse(&long), Err(DocumentError::OverLimit { .. })));
+    }
+}

@@ -29,7 +29,8 @@ pub(crate) struct House {
 impl House {
     /// An empty one; it goes with the folder.
     pub(crate) fn new() -> (TempDir, Self) {
-        let folder = tempfile::tempdir().unwrap();
+        // A path with a space in it, as people have them.
+        let folder = tempfile::Builder::new().prefix("a house ").tempdir().unwrap();
         let house = Self { folder: folder.path().to_path_buf() };
         (folder, house)
     }

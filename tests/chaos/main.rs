@@ -11,6 +11,7 @@
 )]
 
 mod accounts;
+mod bug_log;
 mod crashes;
 mod failures;
 mod faults;

@@ -11,6 +11,7 @@
 //! | `rates` | what the machine does |
 //! | `runs` | what publish and fetch take, and their parts beside them |
 //! | `report` | the tables |
+//! | `scale` | one checkpoint by several workers, into a slow store |
 //! | `check` | ratios beside those of a stored baseline |
 //!
 //! Figures differ from machine to machine and run to run; the ratios say more. Nothing here asserts a time.
@@ -20,6 +21,7 @@ mod checkpoints;
 mod rates;
 mod report;
 mod runs;
+mod scale;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -73,6 +75,9 @@ struct Options {
     /// Only write the checkpoints, each into a folder of its own in this one, for other programs
     #[arg(long, value_name = "FOLDER")]
     make: Option<PathBuf>,
+    /// Instead: publish one checkpoint by 1, 2 and 4 workers into a slow store
+    #[arg(long)]
+    scale: bool,
     /// Compare the ratios with those of this baseline; exit code 1 where one has grown beyond the tolerance
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
@@ -110,6 +115,9 @@ fn main() -> Result<ExitCode, Failure> {
     let options = Options::parse();
     if let Some(folder) = &options.make {
         return make(folder, &options);
+    }
+    if options.scale {
+        return scale(&options);
     }
     let binary = binary(&options)?;
     let mut syncs = options.sync.clone();
@@ -161,6 +169,18 @@ fn make(folder: &Path, options: &Options) -> Result<ExitCode, Failure> {
         std::fs::create_dir_all(&folder)?;
         let checkpoint = checkpoints::make(&folder, format, tensors, size)?;
         report::note(&format!("{}: {}", checkpoint.path.display(), checkpoint.label));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Publishes each checkpoint by several workers.
+#[expect(clippy::print_stdout, reason = "its output is its purpose")]
+fn scale(options: &Options) -> Result<ExitCode, Failure> {
+    let folder = tempfile::Builder::new().prefix("load-").tempdir_in(&options.folder)?;
+    for (format, tensors, size) in checkpoints(options) {
+        let checkpoint = checkpoints::make(folder.path(), format, tensors, size)?;
+        println!("{}", scale::measure(folder.path(), &checkpoint.path, &checkpoint.label, options.runs)?);
+        checkpoint.remove()?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -125,3 +125,17 @@ pub(super) fn pause(pauses: Pauses, tries: u32) -> Duration {
     let pause = doubled.min(pauses.longest);
     pause.mul_f64(0.75 + 0.5 * clock::fraction())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let pauses = Pauses { first: Duration::from_secs(1), longest: Duration::from_secs(30) };
+        for (tries, seconds) in [(0, 1.0), (1, 2.0), (4, 16.0), (5, 30.0), (31, 30.0), (u32::MAX, 30.0)] {
+            let pause = pause(pauses, tries).as_secs_f64();
+            assert!((seconds * 0.75..=seconds * 1.25).contains(&pause), "{tries}: {pause}");
+        }
+    }
+}

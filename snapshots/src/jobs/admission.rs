@@ -97,3 +97,88 @@ async fn admitted(root: &Root, model: &ModelName, number: u64) -> Result<JobId> 
     let job = bytes.as_deref().and_then(|bytes| str::from_utf8(bytes).ok()?.parse().ok());
     job.ok_or_else(|| StoreError::new(Class::Integrity, key, "it does not name the job that was let in"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use weighbridge_schemas::job::{Ended, Outcome, OutcomeSchema};
+    use weighbridge_schemas::time::Timestamp;
+
+    use super::*;
+    use crate::root::{Absent, Durability};
+
+    fn id(number: u64) -> JobId {
+        format!("00000000-0000-4000-8000-{number:012x}").parse().unwrap()
+    }
+
+    async fn end(root: &Root, model: &ModelName, job: &JobId) {
+        let outcome = Outcome {
+            schema: OutcomeSchema::V1,
+            outcome: Ended::Published,
+            snapshot: None,
+            sequence: None,
+            by: None,
+            error: None,
+            bytes_stored: 0,
+            bytes_reused: 0,
+            who: "test".into(),
+            when: Timestamp::from_nanoseconds(0),
+        };
+        Job::new(root, model, job).put_outcome(&outcome).await.unwrap();
+    }
+
+    fn store() -> (tempfile::TempDir, Root, ModelName) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_str().unwrap();
+        let root = Root::open_with(path, Absent::Refuse, Durability::Unsynced).unwrap();
+        (folder, root, "m".parse().unwrap())
+    }
+
+    #[tokio::test]
+    async fn so_many_are_let_in_and_the_next_when_one_has_ended() {
+        let (_folder, root, model) = store();
+        for number in 0..5 {
+            let wanted = if number < 3 { Admission::In } else { Admission::Full };
+            assert_eq!(admit(&root, &model, &id(number), 3).await.unwrap(), wanted, "{number}");
+        }
+        // Again is as before, and what has ended makes room, whichever it is.
+        assert_eq!(admit(&root, &model, &id(1), 3).await.unwrap(), Admission::In);
+        end(&root, &model, &id(1)).await;
+        assert_eq!(admit(&root, &model, &id(3), 3).await.unwrap(), Admission::In);
+        assert_eq!(admit(&root, &model, &id(4), 3).await.unwrap(), Admission::Full);
+        for number in [0, 2, 3] {
+            end(&root, &model, &id(number)).await;
+        }
+        assert_eq!(admit(&root, &model, &id(4), 3).await.unwrap(), Admission::In);
+        for hint in ["", "x", "0", "1", "3", "5", "99"] {
+            root.put_advice(&layout::admitted_hint(&model), Bytes::from(hint)).await.unwrap();
+            let (open, next) = open(&root, &model).await.unwrap();
+            assert_eq!((open, next), (vec![id(4)], 6), "hint {hint:?}");
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn the_cap_holds_in_a_race() {
+        let (_folder, root, model) = store();
+        let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let jobs = (0..24).map(|number| {
+            let (root, model) = (root.clone(), model.clone());
+            let (inside, most) = (Arc::clone(&inside), Arc::clone(&most));
+            tokio::spawn(async move {
+                while admit(&root, &model, &id(number), 3).await.unwrap() == Admission::Full {
+                    tokio::task::yield_now().await;
+                }
+                most.fetch_max(1 + inside.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                end(&root, &model, &id(number)).await;
+            })
+        });
+        for job in jobs.collect::<Vec<_>>() {
+            job.await.unwrap();
+        }
+        assert!((1..=3).contains(&most.load(Ordering::SeqCst)), "{most:?}");
+    }
+}
