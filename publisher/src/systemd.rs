@@ -29,7 +29,7 @@ pub async fn tell(health: Arc<Health>) {
 
 /// Tells systemd that a process without a [`Health`] is ready.
 pub fn is_ready() {
-    say(&NotifyState::Ready);
+    say(NotifyState::Ready);
 }
 
 /// Tells systemd that the worker stops. Whoever tells the worker itself does so after this, so that it is said before

@@ -64,7 +64,8 @@ async fn b01_a_watcher_sees_whole_snapshots_alone() {
     let watcher = tokio::spawn(watch(root.clone(), Arc::clone(&over)));
     let slow = Arc::new(Slow { of: "/chunks/".into(), time: Duration::from_millis(20) });
     for step in 1..=8 {
-        let checkpoint = house.checkpoint(&format!("{step}.safetensors"), 1 + usize::try_from(step).unwrap() % 3);
+        let checkpoint =
+            house.checkpoint(&format!("{step}.safetensors"), 1 + usize::try_from(step).unwrap() % 3);
         drop_manifest(&*queue, &manifest(&id(step), step, &checkpoint)).await;
         work(root.clone().behind(slow.clone()), Arc::clone(&queue), options(), LEASE).await;
     }
@@ -133,9 +134,8 @@ async fn b64_short_jobs_go_past_a_long_one() {
         drop_manifest(&*queue, &manifest_with(&id(number), number, &checkpoint, &fields)).await;
     }
     let slow = Arc::new(Slow { of: "/long/".into(), time: Duration::from_secs(3) });
-    let workers = (0..3).map(|_| {
-        tokio::spawn(work(root.clone().behind(slow.clone()), house.queue(), options(), LEASE))
-    });
+    let workers = (0..3)
+        .map(|_| tokio::spawn(work(root.clone().behind(slow.clone()), house.queue(), options(), LEASE)));
     for worker in workers.collect::<Vec<_>>() {
         worker.await.unwrap();
     }
@@ -156,15 +156,16 @@ async fn b35_files_that_are_not_those_of_the_manifest_are_refused_across_parts()
     let folder = house.folder.join("step-1");
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("model.safetensors"), &bytes).unwrap();
-    let file = |hash: &str| {
-        json!([{ "path": "model.safetensors", "size": bytes.len(), "blake3": hash }])
-    };
+    let file = |hash: &str| json!([{ "path": "model.safetensors", "size": bytes.len(), "blake3": hash }]);
     let right = blake3::hash(&bytes).to_hex().to_string();
     let wrong = blake3::hash(b"the step before").to_hex().to_string();
     drop_manifest(&*queue, &manifest_with(&id(1), 1, &folder, &[("files", file(&wrong))])).await;
     work(root.clone(), Arc::clone(&queue), options(), LEASE).await;
     let outcome = accounts::outcome(&root, MODEL, &id(1)).await.unwrap();
-    assert_eq!((outcome.outcome, outcome.error.unwrap().class.as_str()), (Ended::Dead, "file_digest_mismatch"));
+    assert_eq!(
+        (outcome.outcome, outcome.error.unwrap().class.as_str()),
+        (Ended::Dead, "file_digest_mismatch")
+    );
     drop_manifest(&*queue, &manifest_with(&id(2), 1, &folder, &[("files", file(&right))])).await;
     work(root.clone(), Arc::clone(&queue), options(), LEASE).await;
     assert_eq!(ended(&root, &id(2)).await, Ended::Published);

@@ -84,7 +84,8 @@ fn publish(folder: &Path, checkpoint: &Path, workers: usize) -> Result<Duration,
     }
     let took = started.elapsed();
     let (model, job): (ModelName, JobId) = ("m".parse()?, JOB.parse()?);
-    let outcome = runtime.block_on(Job::new(&root, &model, &job).outcome())?.ok_or("the job has not ended")?;
+    let outcome =
+        runtime.block_on(Job::new(&root, &model, &job).outcome())?.ok_or("the job has not ended")?;
     if outcome.outcome == Ended::Published {
         return Ok(took);
     }
