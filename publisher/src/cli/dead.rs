@@ -252,8 +252,8 @@ async fn message(root: &Root, id: &str, letter: &DeadLetter, who: &str) -> Resul
         kind: Kind::Permanent,
         class: "bad_document",
         message: format!(
-            "dead letter {id} is no JSON object with an `id` of its own, so it cannot be queued again: see `weighbridge \
-             dead show {id}`, drop a manifest that is right, and `weighbridge dead discard {id}`"
+            "dead letter {id} is no JSON object with an `id` of its own, so it cannot be queued again: see \
+             `weighbridge dead show {id}`, drop a manifest that is right, and `weighbridge dead discard {id}`"
         ),
         exit: Exit::Usage,
     })?;
