@@ -28,8 +28,8 @@ const MIDDLE_PRIORITY: u8 = 5;
 
 /// List dead letters: messages that could not be published, and why. Nothing is dropped silently.
 ///
-/// A dead letter has its job's id, or that of its bytes where it is no job. It is kept for good; `requeue` and `discard`
-/// note what became of it.
+/// A dead letter has its job's id, or that of its bytes where it is no job. It is kept for good; `requeue` and
+/// `discard` note what became of it.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(
