@@ -38,7 +38,8 @@ fn dead_job(store: &Store, more: Value) -> (String, std::path::PathBuf) {
 fn jobs_are_listed_shown_and_waited_for() {
     let store = Store::new();
     let queue = queue(&store);
-    let labels = json!({ "labels": { "team": "ads" }, "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01" });
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let labels = json!({ "labels": { "team": "ads" }, "traceparent": trace });
     let first = drop_manifest(&*queue, "m", "r", 1, &torchrec(), labels);
     work(&store);
     let second = drop_manifest(&*queue, "m", "r", 2, &torchrec(), json!({}));
@@ -107,7 +108,8 @@ fn a_job_that_ends_badly_has_its_exit_code() {
     let waited = store.run(["jobs", "wait", &job]);
     assert_eq!(waited.failed(4), "not_found");
     assert_eq!(waited.json()["outcome"], "dead");
-    let text = "schema = 'weighbridge.policy/v1'\n[[rule]]\nmatch = '**'\nencode = 'int8'\n[gates]\nmax_rms_error = 1e-9";
+    let text = "schema = 'weighbridge.policy/v1'\n[[rule]]\nmatch = '**'\nencode = 'int8'\n\
+                [gates]\nmax_rms_error = 1e-9";
     let strict = json!({ "policy": { "toml": text } });
     let rejected = drop_manifest(&*queue(&store), "m", "r", 8, &torchrec(), strict);
     work(&store);

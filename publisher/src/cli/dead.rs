@@ -28,8 +28,8 @@ const MIDDLE_PRIORITY: u8 = 5;
 
 /// List dead letters: messages that could not be published, and why. Nothing is dropped silently.
 ///
-/// A dead letter has its job's id, or that of its bytes where it is no job. It is kept for good; `requeue` and `discard`
-/// note what became of it.
+/// A dead letter has its job's id, or that of its bytes where it is no job. It is kept for good; `requeue` and
+/// `discard` note what became of it.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 #[command(
@@ -252,8 +252,8 @@ async fn message(root: &Root, id: &str, letter: &DeadLetter, who: &str) -> Resul
         kind: Kind::Permanent,
         class: "bad_document",
         message: format!(
-            "dead letter {id} is no JSON object with an `id` of its own, so it cannot be queued again: see `weighbridge \
-             dead show {id}`, drop a manifest that is right, and `weighbridge dead discard {id}`"
+            "dead letter {id} is no JSON object with an `id` of its own, so it cannot be queued again: see \
+             `weighbridge dead show {id}`, drop a manifest that is right, and `weighbridge dead discard {id}`"
         ),
         exit: Exit::Usage,
     })?;

@@ -36,8 +36,8 @@ const TENSORS_SHOWN: usize = 20;
 
 /// Publish a checkpoint here and now, and move a channel to it.
 ///
-/// Without --policy the manifest's policy is used, else the one named `default` that is kept for the model in the store,
-/// else the default: optimizer state is dropped, embedding tables become int8, all else is kept.
+/// Without --policy the manifest's policy is used, else the one named `default` that is kept for the model in the
+/// store, else the default: optimizer state is dropped, embedding tables become int8, all else is kept.
 /// Publishing the same checkpoint with the same rules again gives the same snapshot and stores nothing new, so a
 /// publish that was interrupted is finished by running it again.
 ///

@@ -17,8 +17,8 @@ pub(super) enum Queue {
     /// Show how many messages are on the queue, by class: a manifest, a part of a checkpoint and each other step of a
     /// job is a message.
     ///
-    /// Ready ones can be taken, delayed ones wait to be tried again, leased ones are being worked on. A queue that is not
-    /// there yet is not made.
+    /// Ready ones can be taken, delayed ones wait to be tried again, leased ones are being worked on. A queue that
+    /// is not there yet is not made.
     #[command(after_help = "Example:\n  weighbridge queue status --queue embedded:/srv/queue")]
     Status,
 }

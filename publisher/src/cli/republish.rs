@@ -26,9 +26,9 @@ use crate::steps::messages;
 
 /// Publish a checkpoint again that workers have published, or tried to: by another policy, onto another channel.
 ///
-/// The newest job that fits is repeated under a new id, which is printed. The checkpoint has to lie where it lay. Without
-/// --policy the policy is found as for any other manifest: what the manifest carries or names, else the model's own in the
-/// store as it is now, else the default. The channel moves to an older step only with --promote.
+/// The newest job that fits is repeated under a new id, which is printed. The checkpoint has to lie where it lay.
+/// Without --policy the policy is found as for any other manifest: what the manifest carries or names, else the
+/// model's own in the store as it is now, else the default. The channel moves to an older step only with --promote.
 ///
 /// What was published in the foreground has left no job: `publish` it again.
 #[derive(Debug, Args)]
@@ -176,8 +176,8 @@ async fn of_snapshot(root: &Root, model: &ModelName, text: &str) -> Result<JobRe
 
 fn no_job(model: &ModelName, what: &str) -> Failure {
     let why = format!(
-        "no job has published it; what was published in the foreground has left none: `weighbridge publish CKPT --model \
-         {model}` publishes it again; `weighbridge jobs {model}` lists the jobs"
+        "no job has published it; what was published in the foreground has left none: \
+         `weighbridge publish CKPT --model {model}` publishes it again; `weighbridge jobs {model}` lists the jobs"
     );
     StoreError::new(Class::NotFound, format!("{what} of model {model}"), why).into()
 }

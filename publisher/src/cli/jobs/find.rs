@@ -84,8 +84,8 @@ impl Which {
         {
             return Ok(record);
         }
-        let why = "no worker has accepted such a job; `weighbridge jobs` lists those that there are, `weighbridge queue \
-                   status` tells what still waits, `weighbridge dead` what could not be read";
+        let why = "no worker has accepted such a job; `weighbridge jobs` lists those that there are, \
+                   `weighbridge queue status` tells what still waits, `weighbridge dead` what could not be read";
         Err(StoreError::new(Class::NotFound, shorten(&self.job), why).into())
     }
 }

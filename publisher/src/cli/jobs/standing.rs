@@ -107,7 +107,8 @@ mod tests {
         };
         let decided = |decision: &str| {
             let text = format!(
-                r#"{{"schema":"weighbridge.decision/v1","decision":"{decision}","who":"w","when":"2026-01-01T00:00:00Z"}}"#
+                r#"{{"schema":"weighbridge.decision/v1","decision":"{decision}","who":"w",
+                "when":"2026-01-01T00:00:00Z"}}"#
             );
             Decision::parse(text.as_bytes()).unwrap()
         };
