@@ -28,8 +28,8 @@ pub async fn tell(health: Arc<Health>) {
 }
 
 /// Tells systemd that a process without a [`Health`] is ready.
-pub fn is_ready() {
-    say(NotifyState::Ready);
+pub async fn is_ready() {
+    say(NotifyState::Ready).await;
 }
 
 /// Tells systemd that the worker stops. Whoever tells the worker itself does so after this, so that it is said before

@@ -314,7 +314,7 @@ impl SpoolCommand {
                 let queue = context.queue()?;
                 let drained = if follow {
                     let mut stop = super::worker::told_to_stop();
-                    crate::systemd::is_ready();
+                    crate::systemd::is_ready().await;
                     spool.follow(&*queue, stop.wait()).await?
                 } else {
                     spool.drain(&*queue, Instant::now() + Duration::from_secs(timeout)).await?
