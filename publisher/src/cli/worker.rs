@@ -169,7 +169,8 @@ impl WorkOptions {
         };
         if budget.memory < LEAST_MEMORY {
             return Err(Failure::usage(format!(
-                "--concurrency {concurrency} leaves {} MiB for each message; at least {} MiB are needed: raise --memory",
+                "--concurrency {concurrency} leaves {} MiB for each message; at least {} MiB are needed: raise \
+                 --memory",
                 budget.memory >> 20,
                 LEAST_MEMORY >> 20
             )));

@@ -198,7 +198,7 @@ impl Slot {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) if error.kind() == Kind::Conflict => return,
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, message = %lease.message.id, "a message is not settled")
+                    tracing::warn!(%error, message = %lease.message.id, "a message is not settled");
                 }
                 Err(_) => tracing::warn!(message = %lease.message.id, "the queue does not answer"),
             }
