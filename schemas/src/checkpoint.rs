@@ -163,6 +163,10 @@ impl CheckpointManifest {
         if manifest.priority > 9 {
             return Err(DocumentError::malformed(DOCUMENT, "priority is 0 to 9"));
         }
+        if manifest.traceparent.as_ref().is_some_and(|text| text.len() > limits::TRACEPARENT_BYTES) {
+            let why = format!("traceparent has more than {} bytes", limits::TRACEPARENT_BYTES);
+            return Err(DocumentError::OverLimit { document: DOCUMENT, why });
+        }
         if let Some(PolicyChoice::Toml(text)) = &manifest.policy {
             Policy::parse(text)?;
         }

@@ -21,6 +21,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::canonical;
 use crate::checkpoint::{CheckpointManifest, Format, is_uuid};
+use crate::dead::Body;
 use crate::digests::PartialDigests;
 use crate::error::{DocumentError, shorten};
 use crate::ids::{Fingerprint, ObservationId, RulesDigest, SnapshotId};
@@ -159,6 +160,10 @@ pub struct JobRecord {
     pub schema: RecordSchema,
     /// The manifest, whose id is the job's.
     pub manifest: CheckpointManifest,
+    /// The manifest as it was dropped, to the byte: it may say more than this version reads. Absent where an operator, or
+    /// another job, asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped: Option<Body>,
     /// The policy as it was when the job was accepted, in TOML; a later change of a named one is not seen.
     pub policy: String,
     /// Where that policy came from, for people: `manifest`, `request`, `store NAME`, `default`.

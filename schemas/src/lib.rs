@@ -14,7 +14,8 @@
 //! | [`policy`] | the policy: what to keep, rename and encode, and what must hold |
 //! | [`snapshot`] | the snapshot manifest, whose hash is the snapshot's id |
 //! | [`channel`] | channel entries, and the rule that says which publish may move a channel |
-//! | [`job`] | a queued publish: its record, plan, part results, decision, outcome, events, and the steps on the queue |
+//! | [`job`] | a queued publish: its record, plan, part results, decision, outcome, events, and the steps on the
+//! queue |
 //! | [`dead`] | dead letters: what cannot be published, and why |
 //! | [`report`] | the validation report: statistics and verdicts of the gates |
 //! | [`digests`] | what a reader of a part of a checkpoint knows of the digests that are declared of it |

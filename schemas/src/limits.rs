@@ -99,8 +99,8 @@ pub const LARGEST_CHUNK_BYTES: u64 = 32 << 20;
 /// Largest multiple that rows may be padded to, in bytes.
 pub const ROW_ALIGNMENT: u64 = 4096;
 
-/// Largest job record, and request to publish again, in bytes: a checkpoint manifest, and a policy.
-pub const JOB_RECORD_BYTES: usize = CHECKPOINT_MANIFEST_BYTES + 4 * POLICY_BYTES;
+/// Largest job record, and request to publish again, in bytes: a checkpoint manifest twice, and a policy.
+pub const JOB_RECORD_BYTES: usize = 3 * CHECKPOINT_MANIFEST_BYTES + 4 * POLICY_BYTES;
 /// Largest job plan, in bytes.
 pub const JOB_PLAN_BYTES: usize = 32 << 20;
 /// Most parts of a job.
@@ -117,3 +117,5 @@ pub const DEAD_HISTORY: usize = 50;
 pub const DEAD_LETTER_BYTES: usize = 32 << 20;
 /// Longest message of a failure in a document, in bytes.
 pub const WHY_BYTES: usize = 4096;
+/// Longest trace context of a checkpoint manifest, in bytes; W3C's first version has 55.
+pub const TRACEPARENT_BYTES: usize = 512;

@@ -32,10 +32,10 @@ const MIDDLE: u8 = 5;
 
 /// Hand a checkpoint over to be published, and go on: for the end of a trainer's save.
 ///
-/// The manifest is on this machine's disk when this returns, whatever the state of the queue. It is sent at once where
-/// the queue takes it within 2 s; else it waits in the spool, and `weighbridge spool drain --follow` (or `serve`, or the
-/// next `drop`) sends it. Prints the job's id: `weighbridge jobs wait ID` waits for the publish. The checkpoint need not
-/// be complete yet: workers wait for it, up to the policy's grace.
+/// The manifest is on this machine's disk when this returns, whatever the state of the queue. It is sent at once
+/// where the queue takes it within 2 s; else it waits in the spool, and `weighbridge spool drain --follow` (or
+/// `serve`, or the next `drop`) sends it. Prints the job's id: `weighbridge jobs wait ID` waits for the publish. The
+/// checkpoint need not be complete yet: workers wait for it, up to the policy's grace.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  weighbridge drop /checkpoints/step-100 --model dlrm --run 2026-11 --step 100"

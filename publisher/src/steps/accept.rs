@@ -3,6 +3,7 @@
 use weighbridge_queue::Lease;
 use weighbridge_queue::message::Device;
 use weighbridge_schemas::checkpoint::CheckpointManifest;
+use weighbridge_schemas::dead::Body;
 use weighbridge_schemas::job::{Document, JobId, JobRecord, RecordSchema, Republish, StepKind};
 use weighbridge_schemas::policy::{DEFAULT_POLICY, Policy};
 use weighbridge_snapshots::jobs::Job;
@@ -16,7 +17,8 @@ use crate::policies::{self, Resolved};
 pub(super) async fn checkpoint(steps: &Steps, lease: &Lease) -> Result<Verdict> {
     match CheckpointManifest::parse(&lease.message.body) {
         Ok(manifest) => {
-            accept(steps, lease, Wanted { manifest, repeats: None, promote: false, who: None }).await
+            let dropped = Some(Body(lease.message.body.clone()));
+            accept(steps, lease, Wanted { manifest, dropped, repeats: None, promote: false, who: None }).await
         }
         Err(error) => end::bury(steps, lease, None, &error.into()).await,
     }
@@ -27,7 +29,8 @@ pub(super) async fn republish(steps: &Steps, lease: &Lease) -> Result<Verdict> {
     match Republish::parse(&lease.message.body) {
         Ok(request) => {
             let Republish { manifest, repeats, promote, requested_by, .. } = request;
-            accept(steps, lease, Wanted { manifest, repeats, promote, who: requested_by }).await
+            let wanted = Wanted { manifest, dropped: None, repeats, promote, who: requested_by };
+            accept(steps, lease, wanted).await
         }
         Err(error) => end::bury(steps, lease, None, &error.into()).await,
     }
@@ -36,6 +39,8 @@ pub(super) async fn republish(steps: &Steps, lease: &Lease) -> Result<Verdict> {
 /// What is to be published.
 struct Wanted {
     manifest: CheckpointManifest,
+    /// Its bytes, as they were dropped.
+    dropped: Option<Body>,
     repeats: Option<JobId>,
     promote: bool,
     who: Option<String>,
@@ -55,6 +60,7 @@ async fn accept(steps: &Steps, lease: &Lease, wanted: Wanted) -> Result<Verdict>
     let record = JobRecord {
         schema: RecordSchema::V1,
         manifest,
+        dropped: wanted.dropped,
         policy: text,
         policy_from: from,
         channel,
@@ -76,11 +82,11 @@ async fn accept(steps: &Steps, lease: &Lease, wanted: Wanted) -> Result<Verdict>
     }
     if lease.abandoned >= MOST_ABANDONED {
         let why = why(&abandoned(lease));
-        return end::die(steps, &ruling, StepKind::Accept, &lease.message.body, why).await;
+        return end::die(steps, &ruling, StepKind::Accept, why).await;
     }
     let allowed = steps.options.sources.check(&ruling.manifest.location);
     if let Err(failure) = refused.map_or(Ok(()), Err).and(allowed) {
-        return end::die(steps, &ruling, StepKind::Accept, &lease.message.body, why(&failure)).await;
+        return end::die(steps, &ruling, StepKind::Accept, why(&failure)).await;
     }
     tracing::info!(
         job = %id, %model, run = %ruling.manifest.run, step = ruling.manifest.step,

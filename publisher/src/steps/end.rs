@@ -4,6 +4,7 @@
 //! is being published is not cancelled, and no worker that comes late revives anything.
 
 use weighbridge_queue::{Lease, Queue};
+use weighbridge_schemas::canonical;
 use weighbridge_schemas::dead::{Body, DeadLetter, DeadSchema};
 use weighbridge_schemas::job::{
     Decided, Decision, DecisionSchema, Ended, JobId, JobRecord, Outcome, OutcomeSchema, Republish,
@@ -51,14 +52,13 @@ pub(super) async fn die(
     steps: &Steps,
     record: &JobRecord,
     step: StepKind,
-    body: &[u8],
     error: Why,
 ) -> Result<Verdict> {
     let (model, id) = (&record.manifest.model, record.job());
     let job = Job::new(&steps.root, model, &id);
     let letter = DeadLetter {
         schema: DeadSchema::V1,
-        body: Body(manifest_bytes(record, body)),
+        body: record.dropped.clone().unwrap_or_else(|| Body(canonical::bytes(&record.manifest))),
         error,
         model: Some(model.clone()),
         job: Some(id.clone()),
@@ -85,13 +85,6 @@ pub(super) async fn die(
     }
     steps.plans.forget(&id);
     Ok(Verdict::Done)
-}
-
-/// The manifest as the trainer wrote it, where that is at hand.
-fn manifest_bytes(record: &JobRecord, body: &[u8]) -> Vec<u8> {
-    let is_manifest = weighbridge_schemas::checkpoint::CheckpointManifest::parse(body)
-        .is_ok_and(|manifest| manifest == record.manifest);
-    if is_manifest { body.to_vec() } else { weighbridge_schemas::canonical::bytes(&record.manifest) }
 }
 
 fn dead_outcome(steps: &Steps, error: Why) -> Outcome {

@@ -3,7 +3,8 @@
 //! | step | does | leaves behind |
 //! |---|---|---|
 //! | [`accept`] | a manifest becomes a job, under a policy that is fixed from then on | record; a message to plan it |
-//! | [`plan`] | lets it in, lists the checkpoint, cuts it into parts; or gives way to a newer step | plan; a message a part |
+//! | [`plan`] | lets it in, lists the checkpoint, cuts it into parts; or gives way to a newer step | plan; a message
+//! a part |
 //! | [`part`] | reads, encodes and stores the chunks of one part | result; a message to finish, once all are there |
 //! | [`finish`] | assembles, judges, seals, decides, promotes | manifest, report, decision, channel entry, outcome |
 //!
@@ -262,7 +263,7 @@ impl Steps {
         self.note(record, &event).await;
         if event.came == Came::Dead {
             let failure = event.error.clone().unwrap_or_else(|| why(&abandoned(lease)));
-            return end::die(self, record, step.step, &lease.message.body, failure).await;
+            return end::die(self, record, step.step, failure).await;
         }
         if event.came == Came::NotReady {
             // Those that gave way to it must not wait with it.

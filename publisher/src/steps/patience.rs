@@ -64,10 +64,8 @@ impl Patience<'_> {
         }
         event.error = Some(why(&failure));
         let pause = pause(self.steps.options.pauses, self.lease.retries);
-        let hopeless = HOPELESS.contains(&failure.class);
-        let again = if of_checkpoint && failure.kind != Kind::Transient && !hopeless {
-            self.may_get_ready(&failure, event).await?
-        } else if of_checkpoint && ABSENT.contains(&failure.class) {
+        let unreadable = failure.kind != Kind::Transient && !HOPELESS.contains(&failure.class);
+        let again = if of_checkpoint && (unreadable || ABSENT.contains(&failure.class)) {
             self.may_get_ready(&failure, event).await?
         } else if failure.kind == Kind::Permanent {
             false
@@ -118,8 +116,8 @@ impl Patience<'_> {
     }
 }
 
-/// The pause before try number `tries` + 2: doubled from time to time, and spread by a quarter, so that many do not come
-/// back at once.
+/// The pause before try number `tries` + 2: doubled from time to time, and spread by a quarter, so that many do not
+/// come back at once.
 pub(super) fn pause(pauses: Pauses, tries: u32) -> Duration {
     let doubled = pauses.first.saturating_mul(1u32.checked_shl(tries.min(16)).unwrap_or(u32::MAX));
     let pause = doubled.min(pauses.longest);

@@ -1,8 +1,8 @@
 //! How many jobs of a model are converted at once: so that one model's flood leaves workers to others.
 //!
-//! Those that were let in stand in a dense log, written by put-if-absent alone. A job gets the next number if fewer than
-//! the cap of those before have not ended; who loses the race for a number counts anew, so the cap is never passed. A
-//! hint says up to where all have ended: it saves reading, and is only advice.
+//! Those that were let in stand in a dense log, written by put-if-absent alone. A job gets the next number if fewer
+//! than the cap of those before have not ended; who loses the race for a number counts anew, so the cap is never
+//! passed. A hint says up to where all have ended: it saves reading, and is only advice.
 
 use bytes::Bytes;
 
