@@ -20,17 +20,17 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("checkpoint.v1.json", schema_for!(CheckpointManifest)),
         ("dead.v1.json", schema_for!(DeadLetter)),
         ("decision.v1.json", schema_for!(Decision)),
+        ("digests.v1.json", schema_for!(PartialDigests)),
         ("event.v1.json", schema_for!(Event)),
         ("job.v1.json", schema_for!(JobRecord)),
         ("outcome.v1.json", schema_for!(Outcome)),
         ("part.v1.json", schema_for!(PartResult)),
         ("plan.v1.json", schema_for!(JobPlan)),
-        ("digests.v1.json", schema_for!(PartialDigests)),
         ("policy.v1.json", schema_for!(PolicyFile)),
         ("report.v1.json", schema_for!(Report)),
         ("republish.v1.json", schema_for!(Republish)),
-        ("step.v1.json", schema_for!(Step)),
         ("snapshot.v1.json", schema_for!(SnapshotManifest)),
+        ("step.v1.json", schema_for!(Step)),
     ];
     schemas.into_iter().map(|(name, schema)| (name, format!("{:#}\n", schema.as_value()))).collect()
 }

@@ -82,15 +82,16 @@ impl Local {
     /// Writes `bytes` under `key` if nothing is there yet. Its name is on the disk after [`Self::settle`].
     pub(crate) fn put(&self, key: &Key, bytes: &[u8]) -> Result<Put> {
         let path = self.path(key)?;
-        self.note(&path);
         if self.durability == Durability::Unsynced {
             self.mark_unsynced()?;
         }
         let put = match fs::symlink_metadata(&path) {
-            Ok(_) => Ok(Put::Present),
-            Err(_) => self.write(&path, bytes),
+            Ok(_) => Put::Present,
+            Err(_) => self.write(&path, bytes).map_err(|error| StoreError::io(key, &error))?,
         };
-        put.map_err(|error| StoreError::io(key, &error))
+        // Not before: somebody else who settles meanwhile would look for folders that are yet to be made.
+        self.note(&path);
+        Ok(put)
     }
 
     fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<Put> {
@@ -164,8 +165,8 @@ impl Local {
         if self.durability == Durability::Unsynced {
             return Ok(());
         }
-        self.note(&self.path(key)?);
         if let Some(file) = self.open(key)? {
+            self.note(&self.path(key)?);
             file.sync_data().map_err(|error| StoreError::io(key, &error))?;
         }
         self.settle()

@@ -76,7 +76,7 @@ fn kill_some(house: &House, random: &mut TestRng) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_manifests_are_all_accounted_for() {
-    let seed: [u8; 32] = std::array::from_fn(|at| uuid_byte(at));
+    let seed: [u8; 32] = std::array::from_fn(uuid_byte);
     println!("seed: {seed:?}");
     let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
     let (_folder, house) = House::new();

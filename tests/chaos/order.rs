@@ -188,7 +188,7 @@ async fn one_id_is_one_job_and_two_ids_are_two() {
 async fn what_is_no_manifest_is_a_dead_letter_with_its_bytes() {
     let (_folder, house) = House::new();
     let poison = json!({ "schema": "weighbridge.checkpoint/v1", "id": "x", "model": "../../etc" });
-    let (root, _) = publish(&house, &[poison.clone()]).await;
+    let (root, _) = publish(&house, std::slice::from_ref(&poison)).await;
     let letters = letters(&root).await;
     assert_eq!(letters.len(), 1);
     let letter = dead::get(&root, &letters[0].0).await.unwrap();

@@ -48,12 +48,7 @@ pub(super) async fn bury(
 }
 
 /// A job that cannot be published becomes a dead letter, and ends; unless it was decided otherwise meanwhile.
-pub(super) async fn die(
-    steps: &Steps,
-    record: &JobRecord,
-    step: StepKind,
-    error: Why,
-) -> Result<Verdict> {
+pub(super) async fn die(steps: &Steps, record: &JobRecord, step: StepKind, error: Why) -> Result<Verdict> {
     let (model, id) = (&record.manifest.model, record.job());
     let job = Job::new(&steps.root, model, &id);
     let letter = DeadLetter {
