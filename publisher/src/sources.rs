@@ -210,8 +210,8 @@ impl Allowed {
             return Ok(());
         }
         let why = format!(
-            "it is not below any place that workers may read from ({}); add it to sources.allow in weighbridge.toml, and \
-             `weighbridge dead requeue` the job",
+            "it is not below any place that workers may read from ({}); add it to sources.allow in weighbridge.toml, \
+             and `weighbridge dead requeue` the job",
             self.0.join(", ")
         );
         Err(forbidden(location, &why))

@@ -160,8 +160,8 @@ pub struct JobRecord {
     pub schema: RecordSchema,
     /// The manifest, whose id is the job's.
     pub manifest: CheckpointManifest,
-    /// The manifest as it was dropped, to the byte: it may say more than this version reads. Absent where an operator, or
-    /// another job, asked for it.
+    /// The manifest as it was dropped, to the byte: it may say more than this version reads. Absent where an operator,
+    /// or another job, asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped: Option<Body>,
     /// The policy as it was when the job was accepted, in TOML; a later change of a named one is not seen.

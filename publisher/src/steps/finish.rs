@@ -1,6 +1,10 @@
 //! All parts become one snapshot: assembled, judged, sealed. Then it is decided that the job goes on, its channel
 //! moves, and its outcome is written.
 
+use std::collections::VecDeque;
+
+use futures::future::try_join_all;
+
 use weighbridge_converter::statistics::Statistics;
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::ids::SnapshotId;
@@ -26,6 +30,8 @@ use crate::job::{Request, accept, assemble, judge, seal};
 
 /// How many entries of a channel are searched for the job's own, where it may have put one before.
 const ENTRIES: usize = 256;
+/// Part results that are read at once.
+const RESULTS: usize = 4;
 /// The largest count in a part's statistics that is believed: sums of them stay within 64 bits.
 const MOST_COUNT: u64 = 1 << 45;
 
@@ -114,9 +120,15 @@ async fn results(
 ) -> Result<(Vec<(Chunk, Vec<Statistics>)>, Bytes)> {
     let mut pieces = Vec::with_capacity(plan.pieces.len());
     let mut bytes = Bytes::default();
+    let parts = planned.parts.len() as u64;
+    let mut read = VecDeque::new();
     for (number, range) in (0u64..).zip(&planned.parts) {
+        if read.is_empty() {
+            let next = (number..parts).take(RESULTS).map(|part| job.part(part));
+            read.extend(try_join_all(next).await?);
+        }
         let wrong = |why: &str| StoreError::new(Class::Integrity, format!("part {number} of the job"), why);
-        let result = job.part(number).await?.ok_or_else(|| wrong("its result is gone from the store"))?;
+        let result = read.pop_front().flatten().ok_or_else(|| wrong("its result is gone from the store"))?;
         if result.fingerprint != planned.fingerprint || result.chunks.len() as u64 != range.count {
             return Err(wrong("its result is not what the plan asks for").into());
         }

@@ -128,7 +128,8 @@ pub(super) async fn plan_of(
         kind: Kind::Permanent,
         class: "checkpoint_changed",
         message: format!(
-            "{}: it is not the checkpoint any more that the job was planned for; drop it again once nobody writes to it",
+            "{}: it is not the checkpoint any more that the job was planned for; drop it again once nobody writes \
+             to it",
             record.manifest.location
         ),
         exit: Exit::BadCheckpoint,

@@ -7,7 +7,12 @@ use std::fmt::Debug;
 
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::checkpoint::CheckpointManifest;
+use weighbridge_schemas::dead::DeadLetter;
+use weighbridge_schemas::digests::PartialDigests;
 use weighbridge_schemas::error::DocumentError;
+use weighbridge_schemas::job::{
+    Decision, Document, Event, JobPlan, JobRecord, Outcome, PartResult, Republish, Step,
+};
 use weighbridge_schemas::names::TensorName;
 use weighbridge_schemas::policy::{Policy, Treatment};
 use weighbridge_schemas::report::Report;
@@ -95,6 +100,30 @@ pub fn report(input: &[u8]) {
             && (again.gates.len(), again.tensors.len()) == (report.gates.len(), report.tensors.len())
     };
     assert!(again.as_ref().is_ok_and(same), "{again:?} is not {report:?}");
+}
+
+/// A document of a queued publish, whichever: what workers, operators and the queue hand each other.
+///
+/// # Panics
+/// Where it cannot be written and read again.
+pub fn queued(input: &[u8]) {
+    written_again::<JobRecord>(input);
+    written_again::<JobPlan>(input);
+    written_again::<PartResult>(input);
+    written_again::<Decision>(input);
+    written_again::<Outcome>(input);
+    written_again::<Event>(input);
+    written_again::<Step>(input);
+    written_again::<Republish>(input);
+    written_again::<DeadLetter>(input);
+    if let Ok(digests) = PartialDigests::parse(input) {
+        assert_same(&digests, PartialDigests::parse(&digests.to_bytes()));
+    }
+}
+
+fn written_again<D: Document + Debug + PartialEq>(input: &[u8]) {
+    let Ok(document) = D::parse(input) else { return };
+    assert_same(&document, D::parse(&document.to_bytes()));
 }
 
 fn assert_same<T: Debug + PartialEq>(document: &T, again: Result<T, DocumentError>) {

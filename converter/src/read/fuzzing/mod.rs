@@ -44,6 +44,7 @@ pub const TARGETS: &[Target] = &[
     ("snapshot_manifest", documents::snapshot_manifest),
     ("channel_entry", documents::channel_entry),
     ("report", documents::report),
+    ("queued", documents::queued),
     ("encoders", crate::encode::fuzzing::encoders),
 ];
 
