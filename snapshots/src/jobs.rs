@@ -80,6 +80,14 @@ impl<'a> Job<'a> {
         get(self.root, &self.key(JobDocument::Outcome)).await
     }
 
+    /// Whether it has ended, in whatever way: its outcome is not read, so one that is damaged counts too.
+    ///
+    /// # Errors
+    /// As the store fails.
+    pub async fn has_ended(&self) -> Result<bool> {
+        Ok(self.root.size(&self.key(JobDocument::Outcome)).await?.is_some())
+    }
+
     /// The result of a part; `None` where there is none.
     ///
     /// # Errors

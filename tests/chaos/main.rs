@@ -13,6 +13,7 @@
 mod accounts;
 mod bug_log;
 mod crashes;
+mod damage;
 mod failures;
 mod faults;
 mod house;

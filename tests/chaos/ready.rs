@@ -109,7 +109,7 @@ async fn a_file_that_grows_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_broken_file_that_does_not_grow_is_given_up_at_the_second_look() {
+async fn a_broken_file_that_does_not_grow_is_given_up_after_a_few_looks() {
     let (_folder, house) = House::new();
     let whole = std::fs::read(house.checkpoint("whole.safetensors", 2)).unwrap();
     let path = house.folder.join("c.safetensors");
@@ -121,7 +121,7 @@ async fn a_broken_file_that_does_not_grow_is_given_up_at_the_second_look() {
     assert!(error.message.contains("c.safetensors"), "{error:?}");
     let letter = weighbridge_snapshots::dead::get(&house.root(), &id(1)).await.unwrap();
     let not_ready = letter.history.iter().filter(|event| event.came == Came::NotReady).count();
-    assert_eq!(not_ready, 1, "{:?}", letter.history);
+    assert_eq!(not_ready, 3, "{:?}", letter.history);
 }
 
 #[tokio::test]

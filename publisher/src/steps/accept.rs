@@ -76,7 +76,7 @@ async fn accept(steps: &Steps, lease: &Lease, wanted: Wanted) -> Result<Verdict>
             format!("the id {id} was used before, for another manifest of model {model}; give it its own");
         return end::bury(steps, lease, Some(&record), &Failure::usage(why)).await;
     }
-    if job.outcome().await?.is_some() {
+    if job.has_ended().await? {
         tracing::info!(job = %id, "dropped again: it has ended already");
         return Ok(Verdict::Done);
     }

@@ -3,12 +3,14 @@
 //! Before an outcome there is a decision, put only if absent: so a job that was cancelled is not published, one that
 //! is being published is not cancelled, and no worker that comes late revives anything.
 
+use weighbridge_queue::message::{Device, Kind};
 use weighbridge_queue::{Lease, Queue};
 use weighbridge_schemas::canonical;
 use weighbridge_schemas::dead::{Body, DeadLetter, DeadSchema};
+use weighbridge_schemas::error::Kind as ErrorKind;
 use weighbridge_schemas::job::{
-    Decided, Decision, DecisionSchema, Ended, JobId, JobRecord, Outcome, OutcomeSchema, Republish,
-    RepublishSchema, StepKind, Why,
+    Decided, Decision, DecisionSchema, Document, Ended, JobId, JobRecord, Outcome, OutcomeSchema, Republish,
+    RepublishSchema, Step, StepKind, Why,
 };
 use weighbridge_schemas::limits;
 use weighbridge_snapshots::dead;
@@ -47,6 +49,65 @@ pub(super) async fn bury(
     Ok(Verdict::Done)
 }
 
+/// A message that cannot be handled, since what lies in the store about it is damaged, becomes a dead letter; its job
+/// ends, as far as that can still be said.
+pub(super) async fn give_up(steps: &Steps, lease: &Lease, failure: &Failure) -> Result<Verdict> {
+    let step = match lease.message.kind {
+        Kind::Step => Step::parse(&lease.message.body).ok(),
+        Kind::Checkpoint | Kind::Republish => None,
+    };
+    let Some(step) = step else { return bury(steps, lease, None, failure).await };
+    let job = Job::new(&steps.root, &step.model, &step.job);
+    let letter = DeadLetter {
+        schema: DeadSchema::V1,
+        body: Body(lease.message.body.clone()),
+        error: why(failure),
+        model: Some(step.model.clone()),
+        job: Some(step.job.clone()),
+        history: job.events(limits::DEAD_HISTORY).await?,
+        who: steps.options.who.clone(),
+        when: clock::now(),
+    };
+    if dead::put(&steps.root, step.job.as_str(), &letter).await? == Put::Written {
+        steps.metrics.dead_letter();
+    }
+    tracing::error!(job = %step.job, class = failure.class, error = %failure, "a job is given up");
+    let decided = match job.put_decision(&decision(steps, Decided::Dead)).await {
+        Ok(settled) => settled.ruling,
+        // Nobody can read it, and so nobody goes by it.
+        Err(error) if error.kind() == ErrorKind::Permanent => decision(steps, Decided::Dead),
+        Err(error) => return Err(error.into()),
+    };
+    let outcome = match decided.decision {
+        Decided::Cancelled => outcome(&decided.who, Ended::Cancelled),
+        Decided::Coalesced => Outcome { by: decided.by, ..outcome(&decided.who, Ended::Coalesced) },
+        // Somebody else takes it to its end.
+        Decided::Proceed if step.step != StepKind::Finish => return Ok(Verdict::Done),
+        Decided::Proceed | Decided::Dead => dead_outcome(steps, letter.error),
+    };
+    match job.put_outcome(&outcome).await {
+        Ok(settled) if settled.put == Put::Written => steps.metrics.job_ended(settled.ruling.outcome),
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::Permanent => {
+            tracing::error!(job = %step.job, %error, "its end cannot be written");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    steps.plans.forget(&step.job);
+    Ok(Verdict::Done)
+}
+
+/// A decision by this worker.
+pub(super) fn decision(steps: &Steps, decided: Decided) -> Decision {
+    Decision {
+        schema: DecisionSchema::V1,
+        decision: decided,
+        by: None,
+        who: steps.options.who.clone(),
+        when: clock::now(),
+    }
+}
+
 /// A job that cannot be published becomes a dead letter, and ends; unless it was decided otherwise meanwhile.
 pub(super) async fn die(steps: &Steps, record: &JobRecord, step: StepKind, error: Why) -> Result<Verdict> {
     let (model, id) = (&record.manifest.model, record.job());
@@ -64,14 +125,7 @@ pub(super) async fn die(steps: &Steps, record: &JobRecord, step: StepKind, error
     if dead::put(&steps.root, id.as_str(), &letter).await? == Put::Written {
         steps.metrics.dead_letter();
     }
-    let decision = Decision {
-        schema: DecisionSchema::V1,
-        decision: Decided::Dead,
-        by: None,
-        who: steps.options.who.clone(),
-        when: clock::now(),
-    };
-    let ruling = job.put_decision(&decision).await?.ruling;
+    let ruling = job.put_decision(&decision(steps, Decided::Dead)).await?.ruling;
     if ruling.decision != Decided::Proceed {
         carry_out(steps, record, &ruling).await?;
     } else if step == StepKind::Finish {
@@ -219,4 +273,22 @@ pub async fn cancel(root: &Root, queue: &dyn Queue, record: &JobRecord, who: &st
         follow(root, queue, record, &ended).await?;
     }
     Ok(ruling.decision)
+}
+
+/// Asks for the next step of a job that has not ended, as if its messages had been lost; says whether there was any. A
+/// message that is there still, or a step that is done twice, changes nothing.
+///
+/// # Errors
+/// As the store or the queue fails.
+pub async fn resume(root: &Root, queue: &dyn Queue, record: &JobRecord) -> Result<bool> {
+    let id = record.job();
+    let job = Job::new(root, &record.manifest.model, &id);
+    if job.has_ended().await? {
+        return Ok(false);
+    }
+    let decision = job.decision().await?;
+    let proceeds = decision.is_some_and(|decision| decision.decision == Decided::Proceed);
+    let step = if proceeds { StepKind::Finish } else { StepKind::Plan };
+    queue.send(&messages::step(record, step, None, Device::Any)).await?;
+    Ok(true)
 }

@@ -8,9 +8,7 @@ use futures::future::try_join_all;
 use weighbridge_converter::statistics::Statistics;
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::ids::SnapshotId;
-use weighbridge_schemas::job::{
-    Decided, Decision, DecisionSchema, Ended, JobPlan, JobRecord, Outcome, OutcomeSchema, Why,
-};
+use weighbridge_schemas::job::{Decided, Ended, JobPlan, JobRecord, Outcome, OutcomeSchema, Why};
 use weighbridge_schemas::policy::Policy;
 use weighbridge_schemas::report::{Outcome as Gated, Report};
 use weighbridge_schemas::snapshot::Chunk;
@@ -57,14 +55,7 @@ pub(super) async fn finish(
     let (manifest, measured) = assemble::assemble(&request, &plan, &pieces, &described);
     let report = judge::judge(&request, &plan, &manifest, &measured);
     seal::seal(&steps.root, &manifest, &report).await?;
-    let decision = Decision {
-        schema: DecisionSchema::V1,
-        decision: Decided::Proceed,
-        by: None,
-        who: steps.options.who.clone(),
-        when: clock::now(),
-    };
-    let settled = job.put_decision(&decision).await?;
+    let settled = job.put_decision(&end::decision(steps, Decided::Proceed)).await?;
     if settled.ruling.decision != Decided::Proceed {
         end::carry_out(steps, record, &settled.ruling).await?;
         return Ok(Stepped::Done(0));

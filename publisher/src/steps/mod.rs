@@ -164,18 +164,25 @@ impl Steps {
                 self.health.store_worked();
                 verdict
             }
-            // Store or queue: they say nothing about the message, which waits until they are back.
-            Err(failure) => {
-                let pause = patience::pause(self.options.pauses, lease.retries);
-                tracing::warn!(
-                    message = %lease.message.id, class = failure.class, error = %failure, again_in = ?pause,
-                    "a step could not be done"
-                );
-                self.metrics.retried(failure.class);
-                self.health.failed(&failure);
-                Verdict::Again(pause)
-            }
+            Err(failure) if patience::is_outside(&failure) => self.later(lease, &failure),
+            // What stands in the store, or on the queue, is not what it should be: trying again changes nothing.
+            Err(failure) => match end::give_up(self, lease, &failure).await {
+                Ok(verdict) => verdict,
+                Err(failure) => self.later(lease, &failure),
+            },
         }
+    }
+
+    /// Store or queue: they say nothing about the message, which waits until they are back.
+    fn later(&self, lease: &Lease, failure: &Failure) -> Verdict {
+        let pause = patience::pause(self.options.pauses, lease.retries);
+        tracing::warn!(
+            message = %lease.message.id, class = failure.class, error = %failure, again_in = ?pause,
+            "a step could not be done"
+        );
+        self.metrics.retried(failure.class);
+        self.health.failed(failure);
+        Verdict::Again(pause)
     }
 
     async fn attempt(&self, lease: &Lease) -> Result<Verdict> {
@@ -195,7 +202,7 @@ impl Steps {
             let why = format!("the queue holds a step of job {}, which the store does not know", step.job);
             return end::bury(self, lease, None, &Failure::usage(why)).await;
         };
-        if job.outcome().await?.is_some() {
+        if job.has_ended().await? {
             return Ok(Verdict::Done);
         }
         match job.decision().await? {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | the store, the queue or this machine | tried again for as long as it takes: it says nothing about the job |
 //! | something of the checkpoint is not there (yet) | waited for, up to the policy's grace |
-//! | the checkpoint cannot be read | looked at once more, and waited for as long as its files change, up to the grace |
+//! | the checkpoint cannot be read | looked at a few times more, and for as long as its files change, up to the grace |
 //! | anything else that may succeed later | tried again, up to the policy's time |
 //! | anything else | given up at once |
 //!
@@ -25,6 +25,11 @@ use crate::clock;
 use crate::error::{Failure, Result};
 use crate::sources;
 
+/// Whether a failure says nothing about the message that met it.
+pub(super) fn is_outside(failure: &Failure) -> bool {
+    OUTSIDE.contains(&failure.class) || failure.kind != Kind::Permanent
+}
+
 /// Failures that say nothing about the job: of the store, the queue, or this machine.
 const OUTSIDE: [&str; 7] = [
     "store_unreachable",
@@ -40,6 +45,8 @@ const ABSENT: [&str; 6] =
     ["not_found", "no_tensors", "dcp_no_metadata", "dcp_missing_file", "file_missing", "index_missing_shard"];
 /// Checkpoints that no change of their files is waited for.
 const HOPELESS: [&str; 3] = ["forbidden_global", "limit_exceeded", "access_denied"];
+/// How many looks at a checkpoint that cannot be read, before the last one, have to have seen the same files.
+const LOOKS: usize = 3;
 /// Most events that are looked at.
 const EVENTS: usize = 10_000;
 
@@ -70,9 +77,9 @@ impl Patience<'_> {
         } else if failure.kind == Kind::Permanent {
             false
         } else {
-            let most = Duration::from_secs(self.policy.job.retry_seconds.into());
             event.came = Came::Failed;
-            self.lease.waited.saturating_add(pause) <= most
+            let events = self.events().await?;
+            waited(self.alike(&events, event)) < u64::from(self.policy.job.retry_seconds).saturating_mul(1000)
         };
         self.steps.metrics.retried(failure.class);
         if !again {
@@ -87,22 +94,34 @@ impl Patience<'_> {
     /// Whether the checkpoint may only be incomplete.
     async fn may_get_ready(&self, failure: &Failure, event: &mut Event) -> Result<bool> {
         event.came = Came::NotReady;
-        let id = self.record.job();
-        let events = Job::new(&self.steps.root, &self.record.manifest.model, &id).events(EVENTS).await?;
-        let waits = events.iter().filter(|event| event.came == Came::NotReady && event.step == self.step);
-        let waited = waits.clone().filter_map(|event| event.again_in).fold(0u64, u64::saturating_add);
-        let grace = u64::from(self.policy.job.grace_seconds).saturating_mul(1000);
-        if waited >= grace {
+        let events = self.events().await?;
+        if waited(self.alike(&events, event)) >= u64::from(self.policy.job.grace_seconds).saturating_mul(1000)
+        {
             return Ok(false);
         }
-        let observed = self.observe().await;
-        event.observed = observed;
+        event.observed = self.observe().await;
         if ABSENT.contains(&failure.class) {
             return Ok(true);
         }
-        // Looked at twice, some time apart, and the same both times: nobody writes to it.
-        let before = waits.filter_map(|event| event.observed).next_back();
-        Ok(before.is_none() || before != observed)
+        // Looked at again and again, and the same each time: nobody writes to it.
+        let before: Vec<_> =
+            self.alike(&events, event).rev().take(LOOKS).map(|event| event.observed).collect();
+        Ok(before.len() < LOOKS || before.iter().any(|observed| *observed != event.observed))
+    }
+
+    async fn events(&self) -> Result<Vec<Event>> {
+        let id = self.record.job();
+        Ok(Job::new(&self.steps.root, &self.record.manifest.model, &id).events(EVENTS).await?)
+    }
+
+    /// The events of this step, of this part, of which came what comes of this one.
+    fn alike<'e>(
+        &self,
+        events: &'e [Event],
+        this: &Event,
+    ) -> impl DoubleEndedIterator<Item = &'e Event> + use<'e> {
+        let (came, step, part) = (this.came, self.step, this.part);
+        events.iter().filter(move |event| event.came == came && event.step == step && event.part == part)
     }
 
     /// What the checkpoint's files look like; `None` where that cannot be told.
@@ -114,6 +133,11 @@ impl Patience<'_> {
         });
         looked.await.ok()?
     }
+}
+
+/// How long events were followed by pauses, in milliseconds.
+fn waited<'e>(events: impl Iterator<Item = &'e Event>) -> u64 {
+    events.filter_map(|event| event.again_in).fold(0, u64::saturating_add)
 }
 
 /// The pause before try number `tries` + 2: doubled from time to time, and spread by a quarter, so that many do not

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use weighbridge_queue::message::Device;
 use weighbridge_schemas::encoding::ENCODING_VERSION;
 use weighbridge_schemas::job::{
-    Came, Decided, Decision, DecisionSchema, JobId, JobPlan, JobRecord, PartRange, PlanSchema, StepKind,
+    Came, Decided, Decision, JobId, JobPlan, JobRecord, PartRange, PlanSchema, StepKind,
 };
 use weighbridge_schemas::limits;
 use weighbridge_schemas::policy::Policy;
+use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::jobs::{Admission, Job, admit};
 
 use super::{Stepped, Steps, Trouble, end, messages};
-use crate::clock;
 use crate::error::{Failure, Result};
 use crate::job::plan::Plan;
 
@@ -110,18 +110,24 @@ async fn send_parts(steps: &Steps, record: &JobRecord, policy: &Policy, planned:
     Ok(())
 }
 
-/// The newest job of a later step that is on its way, if there is one. One that waits for its checkpoint is not.
+/// The newest job of a later step that is on its way, if there is one. One that waits for its checkpoint is not, nor is
+/// one of which that cannot be told.
 async fn newer(job: &Job<'_>, steps: &Steps, record: &JobRecord) -> Result<Option<JobId>> {
     for (_, id) in job.later(record, LATER).await? {
-        let other = Job::new(&steps.root, &record.manifest.model, &id);
-        let on_its_way = other.outcome().await?.is_none()
-            && other.decision().await?.is_none_or(|decision| decision.decision == Decided::Proceed)
-            && other.events(1).await?.last().is_none_or(|event| event.came != Came::NotReady);
-        if on_its_way {
-            return Ok(Some(id));
+        match is_on_its_way(&Job::new(&steps.root, &record.manifest.model, &id)).await {
+            Ok(true) => return Ok(Some(id)),
+            Ok(false) => {}
+            Err(error) if error.class() == Class::Integrity => tracing::warn!(%error, "a job is passed over"),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(None)
+}
+
+async fn is_on_its_way(job: &Job<'_>) -> std::result::Result<bool, StoreError> {
+    Ok(!job.has_ended().await?
+        && job.decision().await?.is_none_or(|decision| decision.decision == Decided::Proceed)
+        && job.events(1).await?.last().is_none_or(|event| event.came != Came::NotReady))
 }
 
 /// Ends the job in favour of `newer`. The note that it gave way comes first: should `newer` end unpublished at this
@@ -130,13 +136,7 @@ async fn give_way(steps: &Steps, record: &JobRecord, newer: &JobId) -> Result<()
     let (model, id) = (&record.manifest.model, record.job());
     let job = Job::new(&steps.root, model, &id);
     job.give_way(newer, record.manifest.step).await?;
-    let decision = Decision {
-        schema: DecisionSchema::V1,
-        decision: Decided::Coalesced,
-        by: Some(newer.clone()),
-        who: steps.options.who.clone(),
-        when: clock::now(),
-    };
+    let decision = Decision { by: Some(newer.clone()), ..end::decision(steps, Decided::Coalesced) };
     let ruling = job.put_decision(&decision).await?.ruling;
     if ruling.decision == Decided::Proceed {
         return Ok(());

@@ -67,11 +67,10 @@ async fn open(root: &Root, model: &ModelName) -> Result<(Vec<JobId>, u64)> {
     let mut ended_before = first;
     for &number in numbers.iter().filter(|&&number| number >= first) {
         let job = admitted(root, model, number).await?;
-        let ended = Job::new(root, model, &job).outcome().await?.is_some();
-        if !ended {
-            open.push(job);
-        } else if open.is_empty() {
-            ended_before = number.saturating_add(1);
+        match job {
+            Some(job) if !Job::new(root, model, &job).has_ended().await? => open.push(job),
+            _ if open.is_empty() => ended_before = number.saturating_add(1),
+            _ => {}
         }
     }
     if ended_before > hint
@@ -91,11 +90,18 @@ async fn numbers(
     Ok(keys.iter().filter_map(layout::number).collect())
 }
 
-async fn admitted(root: &Root, model: &ModelName, number: u64) -> Result<JobId> {
+/// The job that was let in as this number; `None` where it is damaged, and holds nobody up.
+async fn admitted(root: &Root, model: &ModelName, number: u64) -> Result<Option<JobId>> {
     let key = layout::admission(model, number);
-    let bytes = root.get(&key, 64).await?;
+    let bytes = match root.get(&key, 64).await {
+        Err(error) if error.class() == Class::Integrity => None,
+        read => read?,
+    };
     let job = bytes.as_deref().and_then(|bytes| str::from_utf8(bytes).ok()?.parse().ok());
-    job.ok_or_else(|| StoreError::new(Class::Integrity, key, "it does not name the job that was let in"))
+    if job.is_none() {
+        tracing::warn!(%key, "it does not name the job that was let in");
+    }
+    Ok(job)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 mod cancel;
 mod find;
+mod resume;
 mod show;
 mod standing;
 mod wait;
@@ -65,6 +66,7 @@ enum Command {
     Show(show::Show),
     Wait(wait::Wait),
     Cancel(cancel::Cancel),
+    Resume(resume::Resume),
 }
 
 fn outcomes() -> impl TypedValueParser<Value = Ended> {
@@ -80,6 +82,7 @@ impl Jobs {
             Some(Command::Show(show)) => show.run(context).await,
             Some(Command::Wait(wait)) => wait.run(context).await,
             Some(Command::Cancel(cancel)) => cancel.run(context).await,
+            Some(Command::Resume(resume)) => resume.run(context).await,
             None => self.list(context).await,
         }
     }
