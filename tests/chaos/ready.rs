@@ -90,6 +90,19 @@ async fn a_shard_that_comes_later_and_a_folder_that_comes_later_are_waited_for()
 }
 
 #[tokio::test]
+async fn a_folder_that_is_filled_later_is_waited_for() {
+    let (_folder, house) = House::new();
+    let checkpoint = house.folder.join("dcp");
+    std::fs::create_dir(&checkpoint).unwrap();
+    work_while(&house, &manifest(&id(1), 1, &checkpoint), async {
+        looked_at(&house, 5).await;
+        copy(&torchrec(), &checkpoint);
+    })
+    .await;
+    assert_eq!(ended(&house.root(), &id(1)).await, Ended::Published);
+}
+
+#[tokio::test]
 async fn a_file_that_grows_is_waited_for() {
     let (_folder, house) = House::new();
     let whole = std::fs::read(house.checkpoint("whole.safetensors", 2)).unwrap();

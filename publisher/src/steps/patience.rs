@@ -100,7 +100,9 @@ impl Patience<'_> {
             return Ok(false);
         }
         event.observed = self.observe().await;
-        if ABSENT.contains(&failure.class) {
+        // A folder that was just made is empty.
+        let empty = event.observed == Some(ObservationId::of(b""));
+        if empty || ABSENT.contains(&failure.class) {
             return Ok(true);
         }
         // Looked at again and again, and the same each time: nobody writes to it.
