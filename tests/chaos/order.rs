@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use weighbridge::steps::{Options, end};
 use weighbridge_queue::Queue;
 use weighbridge_schemas::channel::Reason;
-use weighbridge_schemas::job::{Decided, Ended, JobId};
+use weighbridge_schemas::job::{Came, Decided, Ended, JobId};
 use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Channel, Move, Operation};
 use weighbridge_snapshots::dead;
@@ -304,4 +304,52 @@ async fn the_urgent_goes_first() {
         ended.push(accounts::outcome(&root, &format!("m{number}"), &id(number)).await.unwrap().when);
     }
     assert!(ended[2] < ended[1] && ended[1] < ended[0], "{ended:?}");
+}
+
+#[tokio::test]
+async fn parts_for_a_gpu_wait_for_one_and_then_take_any_worker() {
+    let (_folder, house) = House::new();
+    let checkpoint = house.checkpoint("c.safetensors", 1);
+    let gpu = policy("[job]\ndevice = \"gpu\"\ngpu_wait_seconds = 1");
+    let (root, queue) = (house.root(), house.queue());
+    drop_manifest(&*queue, &manifest_with(&id(1), 1, &checkpoint, &[("policy", gpu)])).await;
+    let worker = tokio::spawn(work(root.clone(), Arc::clone(&queue), options(), LEASE));
+    let (model, job) = (MODEL.parse().unwrap(), id(1).parse().unwrap());
+    let job = Job::new(&root, &model, &job);
+    while job.plan().await.unwrap().is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // A worker without one leaves it on the queue.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(job.parts_done().await.unwrap().is_empty());
+    worker.await.unwrap();
+    assert_eq!(ended(&root, &id(1)).await, Ended::Published);
+}
+
+#[tokio::test]
+async fn a_worker_that_lacks_the_plans_encodings_gives_the_part_back() {
+    let (_folder, house) = House::new();
+    let checkpoint = house.checkpoint("c.safetensors", 2);
+    let (root, queue) = (house.root(), house.queue());
+    let short = policy("[job]\nretry_seconds = 1");
+    drop_manifest(&*queue, &manifest_with(&id(1), 1, &checkpoint, &[("policy", short)])).await;
+    let (model, job) = (MODEL.parse().unwrap(), id(1).parse().unwrap());
+    let job = Job::new(&root, &model, &job);
+    // A newer worker has planned it.
+    let plan = plan_elsewhere(&house, &checkpoint).await;
+    job.put_plan(&weighbridge_schemas::job::JobPlan { encoding_version: 99, ..plan }).await.unwrap();
+    work(root.clone(), Arc::clone(&queue), options(), LEASE).await;
+    let outcome = accounts::outcome(&root, MODEL, &id(1)).await.unwrap();
+    assert_eq!((outcome.outcome, outcome.error.unwrap().class.as_str()), (Ended::Dead, "encoding_version"));
+    let letter = dead::get(&root, &id(1)).await.unwrap();
+    assert!(letter.history.iter().filter(|event| event.came == Came::Failed).count() > 1, "{letter:?}");
+}
+
+/// The plan of the checkpoint, as a worker on another store made it.
+async fn plan_elsewhere(house: &House, checkpoint: &Path) -> weighbridge_schemas::job::JobPlan {
+    let other = House { folder: house.folder.join("other") };
+    std::fs::create_dir(&other.folder).unwrap();
+    let (root, _) = publish(&other, &[manifest(&id(1), 1, checkpoint)]).await;
+    let (model, job) = (MODEL.parse().unwrap(), id(1).parse().unwrap());
+    Job::new(&root, &model, &job).plan().await.unwrap().unwrap()
 }

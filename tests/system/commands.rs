@@ -267,6 +267,7 @@ fn the_command_line_is_what_the_reference_says() {
         &["jobs", "show"],
         &["jobs", "wait"],
         &["jobs", "cancel"],
+        &["jobs", "resume"],
         &["republish"],
         &["dead"],
         &["dead", "show"],

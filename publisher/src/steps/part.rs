@@ -94,13 +94,13 @@ pub(super) async fn plan_of(
     policy: &Policy,
     planned: &JobPlan,
 ) -> std::result::Result<Arc<Plan>, Trouble> {
-    if planned.encoding_version > ENCODING_VERSION {
+    if planned.encoding_version != ENCODING_VERSION {
         return Err(Trouble::Other(Failure {
             kind: Kind::Transient,
             class: "encoding_version",
             message: format!(
                 "the job was planned with encodings of version {}, and this worker has version {ENCODING_VERSION}; \
-                 a newer worker has to take it",
+                 one of that version has to take it, or the checkpoint be published again",
                 planned.encoding_version
             ),
             exit: Exit::Failed,
