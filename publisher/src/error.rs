@@ -70,7 +70,18 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        // What comes from outside must not steer a terminal, nor forge lines of a log.
+        let mut rest = self.message.as_str();
+        while let Some(at) = rest.find(char::is_control) {
+            let (plain, behind) = rest.split_at(at);
+            f.write_str(plain)?;
+            let mut behind = behind.chars();
+            if let Some(control) = behind.next() {
+                write!(f, "{}", control.escape_default())?;
+            }
+            rest = behind.as_str();
+        }
+        f.write_str(rest)
     }
 }
 

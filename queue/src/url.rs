@@ -6,12 +6,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use tokio::sync::OnceCell;
 use weighbridge_schemas::error::shorten;
 
-use crate::Queue;
 use crate::clock::Clock;
 use crate::embedded::Embedded;
 use crate::error::Error;
+use crate::message::Message;
+use crate::{Depth, Lease, Queue, Taker};
 
 /// For how long a call waits for another process that writes, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -39,6 +42,71 @@ pub fn open_with(url: &str, clock: Arc<dyn Clock>, patience: Duration) -> Result
 /// [`Error::Refused`] where the URL is none of a queue; [`Error::Unreachable`] where that cannot be told.
 pub fn is_there(url: &str) -> Result<bool, Error> {
     Embedded::is_there(folder(url)?)
+}
+
+/// As [`open_with`]; but one that cannot be opened now is opened by the first call that can, and until then every call
+/// says why not.
+///
+/// # Errors
+/// [`Error::Refused`], as [`open`].
+pub fn open_patiently(url: &str, clock: Arc<dyn Clock>, patience: Duration) -> Result<Arc<dyn Queue>, Error> {
+    match open_with(url, Arc::clone(&clock), patience) {
+        Err(error @ Error::Unreachable { .. }) => {
+            tracing::warn!(%error, "the queue cannot be opened yet");
+            Ok(Arc::new(Later { url: url.to_owned(), clock, patience, opened: OnceCell::new() }))
+        }
+        opened => opened,
+    }
+}
+
+/// A queue that could not be opened yet.
+#[derive(Debug)]
+struct Later {
+    url: String,
+    clock: Arc<dyn Clock>,
+    patience: Duration,
+    opened: OnceCell<Arc<dyn Queue>>,
+}
+
+impl Later {
+    async fn queue(&self) -> Result<&Arc<dyn Queue>, Error> {
+        let (url, clock, patience) = (self.url.clone(), Arc::clone(&self.clock), self.patience);
+        let open = || async move {
+            let opening = tokio::task::spawn_blocking(move || open_with(&url, clock, patience));
+            opening.await.unwrap_or_else(|failed| {
+                let why = format!("opening it was broken off ({failed})");
+                Err(Error::Unreachable { what: "queue".to_owned(), why })
+            })
+        };
+        self.opened.get_or_try_init(open).await
+    }
+}
+
+#[async_trait]
+impl Queue for Later {
+    async fn send(&self, message: &Message) -> Result<(), Error> {
+        self.queue().await?.send(message).await
+    }
+
+    async fn lease(&self, taker: Taker, time: Duration) -> Result<Option<Lease>, Error> {
+        self.queue().await?.lease(taker, time).await
+    }
+
+    async fn extend(&self, lease: &Lease, time: Duration) -> Result<(), Error> {
+        self.queue().await?.extend(lease, time).await
+    }
+
+    async fn done(&self, lease: &Lease) -> Result<(), Error> {
+        self.queue().await?.done(lease).await
+    }
+
+    async fn retry(&self, lease: &Lease, delay: Duration) -> Result<(), Error> {
+        self.queue().await?.retry(lease, delay).await
+    }
+
+    async fn depth(&self) -> Result<Vec<Depth>, Error> {
+        self.queue().await?.depth().await
+    }
 }
 
 /// Whether `url` is of a queue, as far as can be told without opening it.
@@ -88,6 +156,19 @@ mod tests {
         assert!(!folder.path().join("a").try_exists().unwrap());
         open(&url, Arc::new(crate::clock::SystemClock::new())).unwrap();
         assert!(is_there(&url).unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_queue_that_cannot_be_opened_yet_is_opened_when_it_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("queue");
+        std::fs::write(&place, "in the way").unwrap();
+        let url = format!("embedded:{}", place.display());
+        let clock = Arc::new(crate::clock::SystemClock::new());
+        let queue = open_patiently(&url, clock, PATIENCE).unwrap();
+        assert!(matches!(queue.depth().await, Err(Error::Unreachable { .. })));
+        std::fs::remove_file(&place).unwrap();
+        assert!(queue.depth().await.unwrap().iter().all(|class| class.ready == 0));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -27,6 +27,8 @@ const STEP_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Local {
     folder: PathBuf,
+    /// The folder's device and number, when it was opened.
+    identity: Option<(u64, u64)>,
     durability: Durability,
     /// Folders of names that may not be on the disk yet.
     unsettled: Mutex<BTreeSet<PathBuf>>,
@@ -39,7 +41,18 @@ const UNSYNCED: &str = ".unsynced";
 
 impl Local {
     pub(crate) fn new(folder: PathBuf, durability: Durability) -> Self {
-        Self { folder, durability, unsettled: Mutex::default(), settling: Mutex::default() }
+        let identity = identity(&folder);
+        Self { folder, identity, durability, unsettled: Mutex::default(), settling: Mutex::default() }
+    }
+
+    /// Refuses to go on where another folder stands in the store's place: that of a disk which is not mounted any more
+    /// would look like an empty store.
+    pub(crate) fn check(&self) -> Result<()> {
+        if identity(&self.folder) == self.identity {
+            return Ok(());
+        }
+        let why = "the store's folder is gone, or another one is in its place; is its disk mounted?";
+        Err(StoreError::new(Class::Unreachable, self.folder.display(), why))
     }
 
     pub(crate) fn folder(&self) -> &Path {
@@ -49,6 +62,7 @@ impl Local {
     /// Where `key` lies. A key whose path has a link in it is refused: a link below the root may lead out of the store,
     /// and a store is nobody's to redirect.
     pub(crate) fn path(&self, key: &Key) -> Result<PathBuf> {
+        self.check()?;
         let mut path = self.folder.clone();
         let mut there = true;
         for part in key.parts() {
@@ -193,6 +207,11 @@ impl Local {
         let synced = File::open(&self.folder).and_then(|folder| Ok(syncfs(&folder)?));
         synced.inspect_err(|_| drop(File::create_new(&marker)))
     }
+}
+
+/// A folder's device and number.
+fn identity(folder: &Path) -> Option<(u64, u64)> {
+    fs::metadata(folder).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Makes a file beside `path` that no reader sees; and the folders that it lies in.

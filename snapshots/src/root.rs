@@ -274,6 +274,7 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn keys(&self, folder: &Key, after: Option<&Key>) -> Result<Vec<Key>> {
+        self.local.check()?;
         self.request_async("list", folder, async {
             let listed = match after {
                 Some(after) => self.store.list_with_offset(Some(folder), after),
@@ -292,6 +293,7 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn entries(&self, folder: &Key) -> Result<object_store::ListResult> {
+        self.local.check()?;
         self.request_async("list", folder, async {
             let listed = self.store.list_with_delimiter(Some(folder)).await;
             listed.map_err(|error| StoreError::store(folder, &error))

@@ -298,6 +298,9 @@ fn with_id(body: &[u8], id: &str) -> Option<Vec<u8>> {
 async fn discard(context: &Context, root: &Root, ids: &[String]) -> Result<()> {
     let who = context.operation()?.who;
     let letters = find(root, ids).await?;
+    if let Some((id, _)) = letters.iter().find(|(_, fate)| *fate == Fate::Requeued) {
+        return Err(Failure::usage(format!("dead letter {id} was requeued, and needs no discarding")));
+    }
     for (id, _) in &letters {
         dead::mark(root, id, Fate::Discarded, &format!("by {who} at {}", clock::now())).await?;
     }

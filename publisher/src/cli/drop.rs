@@ -23,6 +23,7 @@ use crate::clock;
 use crate::config::{DEFAULT_SPOOL, read_text};
 use crate::error::{Failure, Result};
 use crate::sources;
+use crate::steps::messages;
 use weighbridge_converter::source::Location;
 
 /// How long `drop` tries to put the manifest on the queue itself.
@@ -75,8 +76,8 @@ pub(super) struct Drop {
     /// The trainer's W3C trace context, which goes into every log line of the job.
     #[arg(long, env = "TRACEPARENT", hide_env_values = true, value_name = "TEXT")]
     traceparent: Option<String>,
-    /// A whole checkpoint manifest instead (`-`: on standard input); options go before what it says. Dropping it again
-    /// is dropping the same job: its id is kept.
+    /// A whole checkpoint manifest instead (`-`: on standard input). Dropping it again is dropping the same job: its id
+    /// is kept. Options go before what it says; where they change it, the job gets an id of its own.
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
     #[command(flatten)]
@@ -107,17 +108,13 @@ fn label(text: &str) -> std::result::Result<(String, String), String> {
 
 impl Drop {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
+        weighbridge_queue::url::check(context.queue_url())?;
         let manifest = self.manifest(context)?;
         let written = serde_json::to_vec(&manifest)
             .map_err(|error| Failure::internal("writing the manifest", error))?;
         // What no worker would take is not handed over.
         CheckpointManifest::parse(&written)?;
-        let spool = self.spool.open(context)?;
-        spool.put(&manifest.id, &written)?;
-        let sent = match context.queue_within(SEND) {
-            Ok(queue) => spool.send_one(&*queue, &manifest.id, SEND).await?,
-            Err(failure) => Sent::Waits(failure.message),
-        };
+        let sent = self.send(context, &manifest, written).await?;
         let waits = match &sent {
             Sent::Yes => None,
             Sent::Waits(why) => Some(why.as_str()),
@@ -134,9 +131,41 @@ impl Drop {
         });
         context.output.listing(&document, || format!("{}\n", manifest.id));
         if !context.output.is_json() {
-            context.output.tell(&told(&manifest, waits, absent));
+            context.output.tell(&told(context, &manifest, waits, absent));
         }
         Ok(())
+    }
+
+    /// Puts the manifest into the spool, and tries to send it from there; and whatever else waits, while there is time.
+    /// Where the spool cannot take it, the queue itself may.
+    async fn send(&self, context: &Context, manifest: &CheckpointManifest, written: Vec<u8>) -> Result<Sent> {
+        let deadline = Instant::now() + SEND;
+        let queue = context.queue_within(SEND);
+        let spooled = self.spool.open(context).and_then(|spool| {
+            spool.put(&manifest.id, &written)?;
+            Ok(spool)
+        });
+        let spool = match (spooled, &queue) {
+            (Ok(spool), _) => spool,
+            (Err(failure), Ok(queue)) => {
+                tracing::warn!(error = %failure, "the spool cannot take it; it is sent without");
+                let message = messages::checkpoint(manifest, written);
+                return match tokio::time::timeout_at(deadline, queue.send(&message)).await {
+                    Ok(Ok(())) => Ok(Sent::Yes),
+                    _ => Err(unspooled(failure)),
+                };
+            }
+            (Err(failure), Err(_)) => return Err(unspooled(failure)),
+        };
+        let queue = match queue {
+            Ok(queue) => queue,
+            Err(failure) => return Ok(Sent::Waits(failure.message)),
+        };
+        let sent = spool.send_one(&*queue, &manifest.id, SEND).await?;
+        if sent == Sent::Yes && spool.waiting() > 0 {
+            spool.drain(&*queue, deadline).await?;
+        }
+        Ok(sent)
     }
 
     fn manifest(&self, context: &Context) -> Result<CheckpointManifest> {
@@ -170,7 +199,12 @@ impl Drop {
             },
         };
         manifest.location = location;
+        let written = manifest.clone();
         self.override_fields(&mut manifest)?;
+        if self.manifest.is_some() && manifest != written {
+            // Another manifest is another job.
+            manifest.id = clock::operation_id();
+        }
         tracing::debug!(id = %manifest.id, queue = context.queue_url(), "dropping");
         Ok(manifest)
     }
@@ -208,36 +242,46 @@ pub(super) fn policy_text(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// A location that means the same on every machine that has it: a URL, or an absolute path without links where it is
-/// there, so that a link named `latest` is what it is now.
+/// The failure of a spool that cannot take a manifest, when the queue does not either.
+fn unspooled(mut failure: Failure) -> Failure {
+    failure.class = "spool";
+    failure.message.push_str("; and the queue did not take it either: it is not handed over");
+    failure
+}
+
+/// A location that means the same on every machine that has it: a URL, or an absolute path without links as far as it
+/// is there, so that a link named `latest` is what it is now.
 fn absolute(location: Location, written: &std::ffi::OsStr) -> Result<String> {
     let path = match location {
         Location::Remote(_) => return Ok(written.to_string_lossy().into_owned()),
         Location::Local(path) => path,
     };
     let bad = |error: std::io::Error| Failure::usage(format!("{}: {error}", path.display()));
-    let absolute = match std::fs::canonicalize(&path) {
-        Ok(real) => real,
-        Err(_) => without_parents(&std::path::absolute(&path).map_err(bad)?),
-    };
+    if path.as_os_str().is_empty() {
+        return Err(Failure::usage("the checkpoint's path is empty"));
+    }
+    let absolute = real(&std::path::absolute(&path).map_err(bad)?);
     absolute.into_os_string().into_string().map_err(|path| {
         Failure::usage(format!("{}: a manifest can only name paths that are UTF-8", path.display()))
     })
 }
 
-/// An absolute path without `..`, by the letter.
-fn without_parents(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
+/// An absolute path without links and `..`, as far as it is there; by the letter beyond that.
+fn real(path: &Path) -> PathBuf {
+    let mut real = PathBuf::new();
     for part in path.components() {
         match part {
             Component::ParentDir => {
-                plain.pop();
+                real.pop();
             }
             Component::CurDir => {}
-            part => plain.push(part),
+            part => {
+                real.push(part);
+                real = std::fs::canonicalize(&real).unwrap_or(real);
+            }
         }
     }
-    plain
+    real
 }
 
 /// Whether a path of this machine is not there.
@@ -246,11 +290,12 @@ fn is_absent(location: &str) -> bool {
     path.is_absolute() && matches!(path.try_exists(), Ok(false))
 }
 
-fn told(manifest: &CheckpointManifest, waits: Option<&str>, absent: bool) -> String {
+fn told(context: &Context, manifest: &CheckpointManifest, waits: Option<&str>, absent: bool) -> String {
     let (model, run, step) = (&manifest.model, &manifest.run, manifest.step);
     let mut text = match waits {
         None => format!(
-            "dropped: step {step} of {model} (run {run}); `weighbridge jobs wait {}` waits for it\n",
+            "dropped: step {step} of {model} (run {run}), on {}; `weighbridge jobs wait {}` waits for it\n",
+            context.queue_url(),
             manifest.id
         ),
         Some(why) => format!(
@@ -280,6 +325,11 @@ pub(super) struct SpoolCommand {
 
 #[derive(Debug, Subcommand)]
 enum SpoolAction {
+    /// Put what was refused back, to be sent again.
+    Retry {
+        #[command(flatten)]
+        spool: SpoolOption,
+    },
     /// Send what waits. One at a time drains a spool; a second one waits for the first.
     #[command(after_help = "Example:\n  weighbridge spool drain --follow --spool /var/spool/weighbridge")]
     Drain {
@@ -309,9 +359,20 @@ impl SpoolCommand {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         match self.command {
             None => list(context, &self.spool.open(context)?),
+            Some(SpoolAction::Retry { spool }) => {
+                let put_back = spool.open(context)?.put_back()?;
+                context.output.done(&json!({ "put_back": put_back }), || {
+                    format!(
+                        "{} put back; `weighbridge spool drain` sends them\n",
+                        count(put_back, "manifest")
+                    )
+                });
+                Ok(())
+            }
             Some(SpoolAction::Drain { follow, timeout, spool }) => {
                 let spool = spool.open(context)?;
-                let queue = context.queue()?;
+                let patience = Duration::from_secs(if follow { 10 } else { timeout.min(10) });
+                let queue = context.queue_patiently(patience)?;
                 let drained = if follow {
                     let mut stop = super::worker::told_to_stop();
                     crate::systemd::is_ready().await;
@@ -329,6 +390,19 @@ impl SpoolCommand {
                         drained.left
                     )
                 });
+                if drained.refused > 0 {
+                    let message = format!(
+                        "{} refused; `weighbridge spool` tells why, `weighbridge spool retry` puts them back",
+                        count(drained.refused, "manifest")
+                    );
+                    let kind = weighbridge_schemas::error::Kind::Permanent;
+                    return Err(Failure {
+                        kind,
+                        class: "refused",
+                        message,
+                        exit: crate::error::Exit::Failed,
+                    });
+                }
                 if follow || drained.left == 0 {
                     return Ok(());
                 }

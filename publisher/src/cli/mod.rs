@@ -191,6 +191,12 @@ impl Context {
         Ok(weighbridge_queue::url::open_with(self.queue_url(), clock, patience)?)
     }
 
+    /// The queue, which need not be there yet: for those who go on and on.
+    fn queue_patiently(&self, patience: Duration) -> Result<Arc<dyn Queue>> {
+        let clock = Arc::new(SystemClock::new());
+        Ok(weighbridge_queue::url::open_patiently(self.queue_url(), clock, patience)?)
+    }
+
     fn durability(&self, option: &SyncOption) -> Result<Durability> {
         let no_sync = match given(option.no_sync.as_ref()) {
             Some(text) => match text {

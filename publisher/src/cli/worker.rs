@@ -22,6 +22,9 @@ use crate::steps::{self, Pauses, Steps};
 use crate::systemd;
 use crate::worker::{self, Health, Stop};
 
+/// How long a call to the queue waits for other processes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Publish what is on the queue, until told to stop.
 ///
 /// Any number of workers share one queue and one store. Kill one at any moment: what it was doing is done by another.
@@ -69,7 +72,8 @@ struct WorkOptions {
     /// Messages handled at the same time, which share memory and threads [default: 1].
     #[arg(long, value_name = "N")]
     concurrency: Option<usize>,
-    /// How many bytes of a checkpoint make a part, which is what a crash costs and what workers share [default: 1GiB].
+    /// How many bytes of a checkpoint make a part, which is what a crash costs and what workers share; at
+    /// least one chunk, 8 MiB encoded, is a part [default: 1GiB].
     #[arg(long, value_name = "SIZE")]
     part_size: Option<String>,
     /// Jobs of one model that are converted at the same time, by all workers, at most [default: 4].
@@ -107,7 +111,7 @@ impl Serve {
             if !self.roles.contains(&Role::Spool) {
                 return Ok(());
             }
-            let (spool, queue) = (self.spool.open(context)?, context.queue()?);
+            let (spool, queue) = (self.spool.open(context)?, context.queue_patiently(PATIENCE)?);
             let mut stop = stop.clone();
             spool.follow(&*queue, stop.wait()).await.map(drop).map_err(Failure::from)
         };
@@ -151,7 +155,12 @@ impl WorkOptions {
         };
         let concurrency = steps.options().concurrency;
         tracing::info!(store = %steps.root().folder().display(), queue = context.queue_url(), concurrency, "working");
+        let told = stop.clone();
         worker::run(steps, concurrency, options, health, stop).await;
+        if context.output.is_json() {
+            let why = if told.is_set() { "told" } else { "empty" };
+            context.output.document(&serde_json::json!({ "stopped": why }));
+        }
         Ok(())
     }
 
@@ -192,7 +201,7 @@ impl WorkOptions {
             pauses: Pauses { first: Duration::from_secs(1), longest: Duration::from_secs(30) },
         };
         let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
-        Ok(Steps::new(root, context.queue()?, options, Arc::new(Metrics::default())))
+        Ok(Steps::new(root, context.queue_patiently(PATIENCE)?, options, Arc::new(Metrics::default())))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use weighbridge_queue::message::{Device, Kind, Message, Priority};
+use weighbridge_schemas::checkpoint::CheckpointManifest;
 use weighbridge_schemas::job::{Document, JobRecord, Republish, Step, StepKind, StepSchema};
 use weighbridge_schemas::policy::{JobDevice, JobPolicy};
 
@@ -17,6 +18,18 @@ pub fn step(record: &JobRecord, step: StepKind, part: Option<u64>, device: Devic
         body: step.to_bytes(),
         priority: Priority::of(record.manifest.priority),
         device,
+    }
+}
+
+/// The message that hands over a checkpoint, whose manifest was written as `body`.
+#[must_use]
+pub fn checkpoint(manifest: &CheckpointManifest, body: Vec<u8>) -> Message {
+    Message {
+        id: manifest.id.clone(),
+        kind: Kind::Checkpoint,
+        body,
+        priority: Priority::of(manifest.priority),
+        device: Device::Any,
     }
 }
 

@@ -48,6 +48,9 @@ use plans::Plans;
 /// How often a message may be taken by workers that die over it, or lose it, before it is given up.
 const MOST_ABANDONED: u32 = 5;
 
+/// For how long a step of a job that the store does not know is kept.
+const UNKNOWN: Duration = Duration::from_secs(3600);
+
 /// How steps are done here.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -199,8 +202,10 @@ impl Steps {
     async fn step(&self, lease: &Lease, step: &Step) -> Result<Verdict> {
         let job = Job::new(&self.root, &step.model, &step.job);
         let Some(record) = job.record().await? else {
-            let why = format!("the queue holds a step of job {}, which the store does not know", step.job);
-            return end::bury(self, lease, None, &Failure::usage(why)).await;
+            let failure = unknown_job(step);
+            // A record is put before any step is asked for. So it may be another store that is here at the moment.
+            let patient = lease.waited < UNKNOWN;
+            return if patient { Err(failure) } else { end::bury(self, lease, None, &failure).await };
         };
         if job.has_ended().await? {
             return Ok(Verdict::Done);
@@ -314,6 +319,18 @@ fn request(record: &JobRecord, policy: &Policy) -> Result<Request> {
         channel: record.channel.clone(),
         operation: Operation { id: record.job().to_string(), who, when: clock::now() },
     })
+}
+
+fn unknown_job(step: &Step) -> Failure {
+    Failure {
+        kind: weighbridge_schemas::error::Kind::Transient,
+        class: "unknown_job",
+        message: format!(
+            "the queue holds a step of job {} of model {}, which the store does not know; do all workers use one store?",
+            step.job, step.model
+        ),
+        exit: crate::error::Exit::Failed,
+    }
 }
 
 fn abandoned(lease: &Lease) -> Failure {

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::error::Failure;
 
 /// Failures of the store that say something about the store as a whole.
-const OF_THE_STORE: [&str; 3] = ["store_unreachable", "disk_full", "read_only"];
+const OF_THE_STORE: [&str; 4] = ["store_unreachable", "not_found", "disk_full", "read_only"];
 /// For how long a failure to write counts when nobody has tried to write since: more than the longest pause before
 /// something is tried again. After that, a store that can be read is taken to be well.
 const WRITE_FAILURE_COUNTS: Duration = Duration::from_secs(120);
@@ -92,7 +92,8 @@ impl Health {
     /// Something failed; it counts where it is the store's failure.
     pub fn failed(&self, failure: &Failure) {
         if OF_THE_STORE.contains(&failure.class) {
-            lock(&self.store).fail(failure.message.clone(), failure.class != "store_unreachable");
+            let writing = matches!(failure.class, "disk_full" | "read_only");
+            lock(&self.store).fail(failure.message.clone(), writing);
         }
     }
 

@@ -27,6 +27,9 @@ const BEAT: Duration = Duration::from_secs(1);
 /// How much longer than a lease a loop may show no life. The queue's answers are what it waits for in between.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// The longest pause before a queue that fails is asked again.
+const LONGEST_OUTAGE: Duration = Duration::from_secs(5);
+
 /// How a worker goes about it.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
@@ -96,14 +99,14 @@ struct Slot {
 
 impl Slot {
     async fn run(mut self) {
-        let mut idle = self.options.idle.0;
+        let mut pause = self.options.idle.0;
         while !self.stop.is_set() {
             self.pulse.beat();
             let leased = self.steps.queue().lease(self.options.taker, self.options.lease).await;
             match leased {
                 Ok(Some(lease)) => {
                     self.health.queue_answers();
-                    idle = self.options.idle.0;
+                    pause = self.options.idle.0;
                     self.steps.metrics().taken();
                     self.work(lease).await;
                     self.steps.metrics().settled();
@@ -114,18 +117,20 @@ impl Slot {
                     if self.options.until_empty && self.is_empty().await {
                         return;
                     }
+                    pause = pause.saturating_mul(2).min(self.options.idle.1);
                 }
                 Err(error) => {
                     self.health.queue_fails(&error);
-                    tracing::warn!(%error, "the queue cannot be asked");
                     self.steps.metrics().retried("queue_unreachable");
+                    let pauses = self.steps.options().pauses;
+                    pause = pause.max(pauses.first).saturating_mul(2).min(pauses.longest.min(LONGEST_OUTAGE));
+                    tracing::warn!(%error, again_in = ?pause, "the queue cannot be asked");
                 }
             }
             tokio::select! {
                 () = self.stop.wait() => {}
-                () = sleep(idle) => {}
+                () = sleep(pause) => {}
             }
-            idle = idle.saturating_mul(2).min(self.options.idle.1);
         }
     }
 

@@ -148,15 +148,23 @@ fn network(kind: i128) -> Option<&'static str> {
     NETWORK.iter().find(|(magic, _)| i128::from(*magic) == kind & 0xFFFF_FFFF).map(|(_, name)| *name)
 }
 
-/// Makes a folder, its parents too, for its owner alone; each is there after a power cut.
+/// Makes a folder, its parents too, for its owner and, where the umask lets it, its group; each is there after a power
+/// cut.
 pub(crate) fn make_durably(folder: &Path) -> io::Result<()> {
-    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Ok(()) => File::open(parent)?.sync_all(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && folder.parent().is_some() => {
+    match make(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).ok_or(error)?;
             make_durably(parent)?;
-            make_durably(folder)
+            make(folder)
         }
+        made => made,
+    }
+}
+
+fn make(folder: &Path) -> io::Result<()> {
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match DirBuilder::new().mode(0o770).create(folder) {
+        Ok(()) => File::open(parent)?.sync_all(),
         Err(_) if std::fs::metadata(folder).is_ok_and(|there| there.is_dir()) => Ok(()),
         Err(error) => Err(error),
     }
@@ -177,13 +185,15 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_made_for_their_owner_alone() {
+    fn folders_are_made_for_their_owner_and_group() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let deep = folder.path().join("a b").join("c");
         make_durably(&deep).unwrap();
         make_durably(&deep).unwrap();
-        assert_eq!(std::fs::metadata(&deep).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(std::fs::metadata(&deep).unwrap().permissions().mode() & 0o707, 0o700);
+        // Where nothing can be made, although the parent is there.
+        assert!(make_durably(Path::new("/proc/queue/of/ours")).is_err());
         std::fs::write(deep.join("f"), "").unwrap();
         assert!(make_durably(&deep.join("f")).is_err());
         assert!(make_durably(&deep.join("f").join("g")).is_err());

@@ -124,9 +124,11 @@ pub(super) fn next(rows: &Connection, now: Moment, taker: Taker) -> Result<Optio
         Taker::Cpu => &[&[ANY, CPU, GPU]],
         Taker::Gpu => &[&[ANY, GPU], &[CPU]],
     };
+    // A message of a kind that only newer versions know waits for one.
     let mut first = rows.prepare(
         "SELECT due, sequence FROM messages
          WHERE device = ?1 AND priority = ?2 AND due <= ?3 AND (?4 OR sent + gpu_wait <= ?3)
+           AND kind BETWEEN 0 AND 2
          ORDER BY due, sequence LIMIT 1",
     )?;
     for devices in rounds {

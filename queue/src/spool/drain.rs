@@ -54,6 +54,8 @@ enum Tried {
     Gone,
     Refused,
     Failed(Error),
+    /// It may not be read by this user: others can be.
+    Closed,
 }
 
 /// The right to drain, until it is dropped.
@@ -168,6 +170,7 @@ impl Spool {
             Ok(tried) => match tried? {
                 Tried::Gone => Ok(Sent::Yes),
                 Tried::Refused => refused(),
+                Tried::Closed => Ok(Sent::Waits("this user may not read it".to_owned())),
                 Tried::Failed(error) => Ok(Sent::Waits(error.to_string())),
             },
             Err(_) => Ok(Sent::Waits(format!("the queue did not take it within {limit:?}"))),
@@ -192,14 +195,13 @@ impl Spool {
         let mut pauses = Pauses::new(self);
         loop {
             let names = self.count()?;
-            if names.is_empty() {
-                return Ok(());
-            }
+            let (all, mut closed) = (names.len(), 0);
             for name in names {
                 loop {
                     match self.try_one(queue, &name).await? {
                         Tried::Gone => drained.sent += 1,
                         Tried::Refused => drained.refused += 1,
+                        Tried::Closed => closed += 1,
                         Tried::Failed(error) => {
                             let pause = pauses.next();
                             tracing::warn!(id = name.id, %error, ?pause, "a manifest could not be sent; it waits");
@@ -211,6 +213,9 @@ impl Spool {
                     break;
                 }
             }
+            if closed == all {
+                return Ok(());
+            }
         }
     }
 
@@ -220,6 +225,14 @@ impl Spool {
             Ok(Some(manifest)) => manifest,
             Ok(None) => return Ok(Tried::Gone),
             Err(Unreadable::Never(why)) => return self.refuse(name, &why).map(|()| Tried::Refused),
+            Err(Unreadable::Now(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                // It says something about who drains, and nothing about the manifest. Said once.
+                if self.memory().failures.insert(name.clone(), 0).is_none() {
+                    let error = self.io("this user may not read it; it stays where it is", &error);
+                    tracing::warn!(id = name.id, %error, "a manifest cannot be sent");
+                }
+                return Ok(Tried::Closed);
+            }
             Err(Unreadable::Now(error)) => {
                 let error = self.io("cannot read it", &error);
                 if self.try_again(name, &error) {

@@ -181,6 +181,23 @@ impl Spool {
         Ok(items)
     }
 
+    /// Puts back what was refused, to be sent again; gives how many there were.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] where the folder cannot be read or written.
+    pub fn put_back(&self) -> Result<u64, Error> {
+        let refused = self.folder.join(REFUSED);
+        let mut count = 0;
+        for name in self.names(&refused)? {
+            let (from, to) = (refused.join(name.file()), self.folder.join(name.file()));
+            fs::rename(&from, &to).map_err(|error| self.io("cannot put back what was refused", &error))?;
+            let _ = fs::remove_file(refused.join(name.file() + REASON));
+            self.memory().failures.remove(&name);
+            count += 1;
+        }
+        Ok(count)
+    }
+
     /// How many manifests wait, as far as known here.
     #[must_use]
     pub fn waiting(&self) -> u64 {
@@ -288,7 +305,12 @@ impl Spool {
         let folder = File::open(&self.folder)?;
         let temporary = names::temporary(name);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mut file = File::from(openat(&folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR)?);
+        let mut file = File::from(openat(
+            &folder,
+            temporary.as_str(),
+            flags,
+            Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP,
+        )?);
         let written = file.write_all(manifest).and_then(|()| file.sync_data());
         let named = written.and_then(|()| publish(&folder, &temporary, &name.file()));
         if named.is_err() {
