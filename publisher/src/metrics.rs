@@ -1,7 +1,7 @@
 //! Figures of what is done, and of what waits, as Prometheus reads them: `docs/metrics.md` tells what each one means.
 //!
 //! What is done is counted where it is done. Queue and channels belong to all workers: they are looked at from time to
-//! time ([`crate::worker::watch`]), and what was seen last is shown; nothing, where it could not be seen.
+//! time ([`crate::worker::watcher`]), and what was seen last is shown; nothing, where it could not be seen.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

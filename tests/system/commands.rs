@@ -261,6 +261,10 @@ fn the_command_line_is_what_the_reference_says() {
     let commands: &[&[&str]] = &[
         &[],
         &["publish"],
+        &["drop"],
+        &["spool"],
+        &["spool", "drain"],
+        &["spool", "retry"],
         &["worker"],
         &["serve"],
         &["jobs"],

@@ -2,15 +2,14 @@
 //!
 //! | step | does | leaves behind |
 //! |---|---|---|
-//! | [`accept`] | a manifest becomes a job, under a policy that is fixed from then on | record; a message to plan it |
-//! | [`plan`] | lets it in, lists the checkpoint, cuts it into parts; or gives way to a newer step | plan; a message
-//! a part |
-//! | [`part`] | reads, encodes and stores the chunks of one part | result; a message to finish, once all are there |
-//! | [`finish`] | assembles, judges, seals, decides, promotes | manifest, report, decision, channel entry, outcome |
+//! | `accept` | a manifest becomes a job, under a policy that is fixed from then on | record |
+//! | `plan` | lets it in, lists the checkpoint, cuts it into parts; or gives way to a newer step | plan |
+//! | `part` | reads, encodes and stores the chunks of one part | its result |
+//! | `finish` | assembles, judges, seals, decides, promotes | manifest, report, decision, channel entry, outcome |
 //!
 //! A step writes its document, sends the next message, and only then is its own message done with. So a crash in
 //! between repeats the step, and a step that is repeated finds what it left: it writes the same bytes under the same
-//! names, or reads what rules there. [`end`] writes outcomes and dead letters; [`patience`] says what is tried again,
+//! names, or reads what rules there. [`end`] writes outcomes and dead letters; `patience` says what is tried again,
 //! and when.
 
 pub mod accept;
