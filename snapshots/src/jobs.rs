@@ -1,6 +1,6 @@
 //! The documents of queued publishes, as they lie in the store: see [`weighbridge_schemas::job`] for what they say.
 //!
-//! All are put only if absent. What is there already rules, and [`Job::settle`] gives it back, so that whoever comes
+//! All are put only if absent. What is there already rules, and whoever puts one gets it back, so that whoever comes
 //! second goes by the first one's word.
 
 use std::collections::BTreeSet;

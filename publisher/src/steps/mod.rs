@@ -325,7 +325,8 @@ fn unknown_job(step: &Step) -> Failure {
         kind: weighbridge_schemas::error::Kind::Transient,
         class: "unknown_job",
         message: format!(
-            "the queue holds a step of job {} of model {}, which the store does not know; do all workers use one store?",
+            "the queue holds a step of job {} of model {}, which the store does not know; do all workers use one \
+             store?",
             step.job, step.model
         ),
         exit: crate::error::Exit::Failed,
