@@ -18,7 +18,7 @@ use crate::root::{Put, Root};
 
 mod admission;
 
-pub use admission::{Admission, admit};
+pub use admission::{Admission, admit, has_room};
 
 /// One job of one model.
 #[derive(Debug, Clone, Copy)]

@@ -63,7 +63,8 @@ pub(super) async fn part(
         job.put_part(part, &result).await?;
         steps.metrics.converted(range.bytes, converted.bytes);
     }
-    if job.parts_done().await?.len() >= planned.parts.len() {
+    let done = job.parts_done().await?;
+    if (0..planned.parts.len() as u64).all(|part| done.contains(&part)) {
         steps.queue.send(&messages::step(record, StepKind::Finish, None, Device::Any)).await?;
     }
     Ok(Stepped::Done(range.bytes))

@@ -11,7 +11,7 @@ use weighbridge_schemas::job::{
 use weighbridge_schemas::limits;
 use weighbridge_schemas::policy::Policy;
 use weighbridge_snapshots::error::{Class, StoreError};
-use weighbridge_snapshots::jobs::{Admission, Job, admit};
+use weighbridge_snapshots::jobs::{Admission, Job, admit, has_room};
 
 use super::{Stepped, Steps, Trouble, end, messages};
 use crate::error::{Failure, Result};
@@ -39,9 +39,14 @@ pub(super) async fn plan(
         give_way(steps, record, &newer).await?;
         return Ok(Stepped::Done(0));
     }
+    let cap = steps.options.jobs_per_model;
+    // Before the checkpoint is listed: many may wait for their turn, again and again.
+    if has_room(&steps.root, model, &id, cap).await? == Admission::Full {
+        return Ok(Stepped::Waits);
+    }
     let plan = steps.plans.make(&steps.root, record, policy, steps.options.budget).await;
     let plan = plan.map_err(Trouble::Checkpoint)?;
-    if admit(&steps.root, model, &id, steps.options.jobs_per_model).await? == Admission::Full {
+    if admit(&steps.root, model, &id, cap).await? == Admission::Full {
         return Ok(Stepped::Waits);
     }
     let document = JobPlan {

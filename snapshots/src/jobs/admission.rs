@@ -48,6 +48,15 @@ pub async fn admit(root: &Root, model: &ModelName, job: &JobId, cap: usize) -> R
     Err(StoreError::new(Class::Conflict, layout::admitted(model), why))
 }
 
+/// Whether `job` would be let in now; nothing is changed.
+///
+/// # Errors
+/// As the store fails.
+pub async fn has_room(root: &Root, model: &ModelName, job: &JobId, cap: usize) -> Result<Admission> {
+    let (open, _) = open(root, model).await?;
+    Ok(if open.contains(job) || open.len() < cap { Admission::In } else { Admission::Full })
+}
+
 /// Those that were let in and have not ended, and the next free number.
 async fn open(root: &Root, model: &ModelName) -> Result<(Vec<JobId>, u64)> {
     let hint_key = layout::admitted_hint(model);
