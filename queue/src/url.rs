@@ -16,6 +16,9 @@ use crate::error::Error;
 use crate::message::Message;
 use crate::{Depth, Lease, Queue, Taker};
 
+/// For how long the first opening of a queue that may be opened later waits.
+const AT_FIRST: Duration = Duration::from_millis(500);
+
 /// For how long a call waits for another process that writes, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -50,12 +53,14 @@ pub fn is_there(url: &str) -> Result<bool, Error> {
 /// # Errors
 /// [`Error::Refused`], as [`open`].
 pub fn open_patiently(url: &str, clock: Arc<dyn Clock>, patience: Duration) -> Result<Arc<dyn Queue>, Error> {
-    match open_with(url, Arc::clone(&clock), patience) {
+    // Whoever starts is not to stand still for long: what is locked now is opened by a call.
+    match open_with(url, Arc::clone(&clock), patience.min(AT_FIRST)) {
+        Ok(_) => open_with(url, clock, patience),
         Err(error @ Error::Unreachable { .. }) => {
             tracing::warn!(%error, "the queue cannot be opened yet");
             Ok(Arc::new(Later { url: url.to_owned(), clock, patience, opened: OnceCell::new() }))
         }
-        opened => opened,
+        Err(error) => Err(error),
     }
 }
 

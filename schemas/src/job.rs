@@ -52,7 +52,13 @@ impl JobId {
     /// ended unpublished. Whoever works it out comes to the same.
     #[must_use]
     pub fn again_after(&self, ended: &Self) -> Self {
-        let hash = blake3::hash(format!("{self} again after {ended}").as_bytes());
+        Self::of(format!("{self} again after {ended}").as_bytes())
+    }
+
+    /// The id of a job that is known by `content`: the same for the same.
+    #[must_use]
+    pub fn of(content: &[u8]) -> Self {
+        let hash = blake3::hash(content);
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&hash.as_bytes()[..16]);
         // The version and variant of a UUID of one's own making (RFC 9562, section 5.8).

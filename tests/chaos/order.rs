@@ -123,6 +123,23 @@ async fn a_quarantined_step_lets_the_one_before_go_again() {
 }
 
 #[tokio::test]
+async fn however_many_newer_steps_come_to_nothing_a_good_one_is_published() {
+    let (_folder, house) = House::new();
+    let checkpoint = house.checkpoint("c.safetensors", 1);
+    let (absent, bad) = (house.folder.join("absent"), garbage(&house));
+    let short = [("policy", policy("[job]\ngrace_seconds = 1"))];
+    for newer in [[&absent, &absent, &absent], [&bad, &bad, &bad], [&absent, &bad, &absent]] {
+        let (_folder, house) = House::new();
+        let mut manifests: Vec<_> = (1..=3).map(|step| manifest(&id(step), step, &checkpoint)).collect();
+        let newer = (4u64..).zip(newer).map(|(step, place)| manifest_with(&id(step), step, place, &short));
+        manifests.extend(newer);
+        let (root, _) = publish(&house, &manifests).await;
+        assert_eq!(steps(&root).await, [3]);
+        accounts::balance(&root).await;
+    }
+}
+
+#[tokio::test]
 async fn a_held_channel_stays() {
     let (_folder, house) = House::new();
     let checkpoint = house.checkpoint("c.safetensors", 1);

@@ -12,7 +12,9 @@ use tokio::time::Instant;
 
 use weighbridge_queue::clock::SystemClock;
 use weighbridge_queue::spool::{Sent, Spool, SpoolLimits};
+use weighbridge_schemas::canonical;
 use weighbridge_schemas::checkpoint::{CheckpointManifest, CheckpointSchema, PolicyChoice};
+use weighbridge_schemas::job::JobId;
 use weighbridge_schemas::names::{ChannelName, ModelName, PolicyName, RunName};
 use weighbridge_schemas::policy::Policy;
 
@@ -73,7 +75,7 @@ pub(super) struct Drop {
     /// For people and dashboards; may be given several times.
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
     labels: Vec<(String, String)>,
-    /// The trainer's W3C trace context, which goes into every log line of the job.
+    /// The trainer's W3C trace context, which goes into every log line of the job; --manifest has its own.
     #[arg(long, env = "TRACEPARENT", hide_env_values = true, value_name = "TEXT")]
     traceparent: Option<String>,
     /// A whole checkpoint manifest instead (`-`: on standard input). Dropping it again is dropping the same job: its id
@@ -202,8 +204,8 @@ impl Drop {
         let written = manifest.clone();
         self.override_fields(&mut manifest)?;
         if self.manifest.is_some() && manifest != written {
-            // Another manifest is another job.
-            manifest.id = clock::operation_id();
+            // Another manifest is another job; the same options make the same one of it.
+            manifest.id = JobId::of(&canonical::bytes(&manifest)).to_string();
         }
         tracing::debug!(id = %manifest.id, queue = context.queue_url(), "dropping");
         Ok(manifest)
@@ -222,8 +224,9 @@ impl Drop {
         manifest.format = self.format.format().or(manifest.format);
         manifest.priority = self.priority.unwrap_or(manifest.priority);
         manifest.labels.extend(self.labels.iter().cloned());
-        let traceparent = self.traceparent.clone().filter(|text| !text.is_empty());
-        manifest.traceparent = traceparent.or_else(|| manifest.traceparent.take());
+        if self.manifest.is_none() {
+            manifest.traceparent = self.traceparent.clone().filter(|text| !text.is_empty());
+        }
         if let Some(path) = &self.policy {
             manifest.policy = Some(PolicyChoice::Toml(policy_text(path)?));
         } else if let Some(name) = &self.policy_name {
@@ -410,7 +413,7 @@ impl SpoolCommand {
                     kind: weighbridge_schemas::error::Kind::Transient,
                     class: "queue_unreachable",
                     message: format!(
-                        "{} still in the spool after {timeout} s; `weighbridge queue status` shows the queue",
+                        "{} still in the spool; `weighbridge queue status` shows the queue, and the log above what kept them",
                         count(drained.left, "manifest")
                     ),
                     exit: crate::error::Exit::Unreachable,

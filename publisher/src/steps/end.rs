@@ -3,14 +3,17 @@
 //! Before an outcome there is a decision, put only if absent: so a job that was cancelled is not published, one that
 //! is being published is not cancelled, and no worker that comes late revives anything.
 
+use std::cmp::Reverse;
+
 use weighbridge_queue::message::{Device, Kind};
 use weighbridge_queue::{Lease, Queue};
 use weighbridge_schemas::canonical;
+use weighbridge_schemas::checkpoint::CheckpointManifest;
 use weighbridge_schemas::dead::{Body, DeadLetter, DeadSchema};
 use weighbridge_schemas::error::Kind as ErrorKind;
 use weighbridge_schemas::job::{
-    Decided, Decision, DecisionSchema, Document, Ended, JobId, JobRecord, Outcome, OutcomeSchema, Republish,
-    RepublishSchema, Step, StepKind, Why,
+    Came, Decided, Decision, DecisionSchema, Document, Ended, JobId, JobRecord, Outcome, OutcomeSchema,
+    Republish, RepublishSchema, Step, StepKind, Why,
 };
 use weighbridge_schemas::limits;
 use weighbridge_snapshots::dead;
@@ -21,7 +24,7 @@ use super::{Steps, Verdict, messages, why};
 use crate::clock;
 use crate::error::{Failure, Result};
 
-/// How far back the jobs that a job repeats are followed.
+/// How many jobs that stood behind a job are followed back.
 const REPEATS: usize = 16;
 
 /// A message that is no job becomes a dead letter, named after what it holds.
@@ -205,51 +208,75 @@ pub(super) async fn let_go_again(steps: &Steps, record: &JobRecord) -> Result<()
     queue_again(&steps.root, &*steps.queue, record).await
 }
 
-/// Queues the newest job again that gave way to `record`'s, or to one that it repeats. It gets an id that follows from
-/// both, so that it is queued once, whoever does it and how often.
+/// Queues the newest job again that gave way to `record`'s, or to one that stood behind it, and has not been tried
+/// again in vain. It gets an id that follows from both, so that it is queued once, whoever does it and how often.
 async fn queue_again(root: &Root, queue: &dyn Queue, record: &JobRecord) -> Result<()> {
     let model = &record.manifest.model;
-    let mut ended = record.clone();
-    for _ in 0..REPEATS {
-        let id = ended.job();
-        if let Some(other) = gave_way(root, &ended).await? {
-            let mut manifest = other.manifest.clone();
-            manifest.id = other.job().again_after(&id).to_string();
-            let request = Republish {
-                schema: RepublishSchema::V1,
-                manifest,
-                repeats: Some(other.job()),
-                promote: other.promote,
-                requested_by: None,
-            };
-            queue.send(&messages::republish(&request)).await?;
-            tracing::info!(job = %other.job(), %model, ended = %id, again = %request.manifest.id, "queued again");
+    for (step, other, to) in gave_way(root, record).await? {
+        let again = other.again_after(&to);
+        let job = Job::new(root, model, &again);
+        if job.record().await?.is_some() {
+            if is_in_vain(&job).await? {
+                continue;
+            }
             return Ok(());
         }
-        // An operator's repetition stands for itself.
-        let repeats = ended.repeats.filter(|_| ended.requested_by.is_none());
-        let Some(repeats) = repeats else { return Ok(()) };
-        match Job::new(root, model, &repeats).record().await? {
-            Some(before) => ended = before,
-            None => return Ok(()),
-        }
+        let Some(before) = Job::new(root, model, &other).record().await? else { continue };
+        let request = Republish {
+            schema: RepublishSchema::V1,
+            manifest: CheckpointManifest { id: again.to_string(), ..before.manifest },
+            repeats: Some(other.clone()),
+            promote: before.promote,
+            requested_by: None,
+        };
+        queue.send(&messages::republish(&request)).await?;
+        tracing::info!(job = %other, %model, step, after = %to, %again, "queued again");
+        return Ok(());
     }
     Ok(())
 }
 
-/// The newest job that gave way to `record`'s.
-async fn gave_way(root: &Root, record: &JobRecord) -> Result<Option<JobRecord>> {
-    let (model, id) = (&record.manifest.model, record.job());
-    for (_, other) in Job::new(root, model, &id).gave_way().await? {
-        let job = Job::new(root, model, &other);
-        let decision = job.decision().await?;
-        if decision.is_some_and(|decision| {
-            decision.decision == Decided::Coalesced && decision.by == Some(id.clone())
-        }) {
-            return Ok(job.record().await?);
+/// Whether a job that goes again has ended unpublished itself, or waits for its checkpoint.
+async fn is_in_vain(job: &Job<'_>) -> Result<bool> {
+    if let Some(outcome) = job.outcome().await? {
+        return Ok(outcome.outcome.leaves_a_gap());
+    }
+    Ok(job.events(1).await?.last().is_some_and(|event| event.came == Came::NotReady))
+}
+
+/// The jobs that gave way, the newest step first, each with its step and the one that it gave way to: `record`'s, one
+/// that it repeats, or one that these gave way to themselves.
+async fn gave_way(root: &Root, record: &JobRecord) -> Result<Vec<(u64, JobId, JobId)>> {
+    let model = &record.manifest.model;
+    let mut behind = vec![(record.job(), record.repeats.clone().filter(|_| record.requested_by.is_none()))];
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some((id, repeats)) = behind.get(at).cloned().filter(|_| at < REPEATS) {
+        at += 1;
+        let job = Job::new(root, model, &id);
+        let gave_way_to = job.decision().await?.and_then(|decision| decision.by);
+        for (step, other) in job.gave_way().await? {
+            let decision = Job::new(root, model, &other).decision().await?;
+            let to_this = |decision: Decision| {
+                decision.decision == Decided::Coalesced && decision.by.as_ref() == Some(&id)
+            };
+            if decision.is_some_and(to_this) {
+                found.push((step, other, id.clone()));
+            }
+        }
+        for next in [repeats, gave_way_to].into_iter().flatten() {
+            if behind.iter().any(|(known, _)| *known == next) {
+                continue;
+            }
+            let record = Job::new(root, model, &next).record().await?;
+            // An operator's repetition stands for itself.
+            let repeats =
+                record.filter(|record| record.requested_by.is_none()).and_then(|record| record.repeats);
+            behind.push((next, repeats));
         }
     }
-    Ok(None)
+    found.sort_by_key(|(step, ..)| Reverse(*step));
+    Ok(found)
 }
 
 /// Ends a job, as an operator asks for. A job that has ended, or is going onto its channel, stays as it is; what rules

@@ -27,6 +27,8 @@ const BEAT: Duration = Duration::from_secs(1);
 /// How much longer than a lease a loop may show no life. The queue's answers are what it waits for in between.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// How long a worker that is told to stop waits for the queue's answer.
+const LEAVE: Duration = Duration::from_secs(1);
 /// The longest pause before a queue that fails is asked again.
 const LONGEST_OUTAGE: Duration = Duration::from_secs(5);
 
@@ -102,7 +104,7 @@ impl Slot {
         let mut pause = self.options.idle.0;
         while !self.stop.is_set() {
             self.pulse.beat();
-            let leased = self.steps.queue().lease(self.options.taker, self.options.lease).await;
+            let Some(leased) = self.lease().await else { return };
             match leased {
                 Ok(Some(lease)) => {
                     self.health.queue_answers();
@@ -131,6 +133,19 @@ impl Slot {
                 () = self.stop.wait() => {}
                 () = sleep(pause) => {}
             }
+        }
+    }
+
+    /// Asks for a message; `None` where that lasts too long for a worker that is told to stop.
+    async fn lease(&self) -> Option<Result<Option<Lease>, QueueError>> {
+        let mut stop = self.stop.clone();
+        let stopping = async move {
+            stop.wait().await;
+            sleep(LEAVE).await;
+        };
+        tokio::select! {
+            leased = self.steps.queue().lease(self.options.taker, self.options.lease) => Some(leased),
+            () = stopping => None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The database of an embedded queue: opened, checked, its tables made.
 
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,8 @@ pub(super) struct Opened {
 
 /// Opens the database, and makes it where it is absent.
 pub(super) fn open(place: &Place, now: Moment) -> Result<Opened, Fault> {
+    // For the group too, where the umask lets it; SQLite alone would not.
+    let _ = File::options().write(true).create_new(true).mode(0o660).open(place.file());
     open_as(place, now, OpenFlags::SQLITE_OPEN_CREATE)
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -179,8 +180,11 @@ impl Spool {
 
     /// The right to drain, where nobody has it.
     pub(super) fn lock(&self) -> Result<Option<Lock>, Error> {
+        let path = self.folder.join(LOCK);
         let mut options = File::options();
-        let opened = options.create(true).truncate(false).write(true).open(self.folder.join(LOCK));
+        let opened = options.create(true).truncate(false).write(true).mode(0o660).open(&path);
+        // Another user's, which may be read: enough to lock it.
+        let opened = opened.or_else(|error| File::open(&path).map_err(|_| error));
         let file = opened.map_err(|error| self.io("cannot open its .lock", &error))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Lock(file))),
@@ -221,38 +225,55 @@ impl Spool {
 
     /// Tries to send one item, and takes it out of the spool when it is on the queue.
     async fn try_one(&self, queue: &dyn Queue, name: &Name) -> Result<Tried, Error> {
+        if self.memory().closed.contains(name) {
+            return Ok(Tried::Closed);
+        }
         let manifest = match self.read(name) {
             Ok(Some(manifest)) => manifest,
             Ok(None) => return Ok(Tried::Gone),
-            Err(Unreadable::Never(why)) => return self.refuse(name, &why).map(|()| Tried::Refused),
+            Err(Unreadable::Never(why)) => return Ok(self.put_aside(name, &why)),
             Err(Unreadable::Now(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
-                // It says something about who drains, and nothing about the manifest. Said once.
-                if self.memory().failures.insert(name.clone(), 0).is_none() {
-                    let error = self.io("this user may not read it; it stays where it is", &error);
-                    tracing::warn!(id = name.id, %error, "a manifest cannot be sent");
-                }
-                return Ok(Tried::Closed);
+                return Ok(self.close(name, &self.io("cannot read it", &error)));
             }
             Err(Unreadable::Now(error)) => {
                 let error = self.io("cannot read it", &error);
                 if self.try_again(name, &error) {
                     return Ok(Tried::Failed(error));
                 }
-                return self.refuse(name, &error.to_string()).map(|()| Tried::Refused);
+                return Ok(self.put_aside(name, &error.to_string()));
             }
         };
         let bytes = manifest.len() as u64;
         let Err(error) = queue.send(&message(name, manifest)).await else {
-            return self.remove(name, bytes).map(|()| Tried::Gone);
+            return Ok(match self.remove(name, bytes) {
+                Ok(()) => Tried::Gone,
+                Err(error) => self.close(name, &error),
+            });
         };
         if matches!(error, Error::Unreachable { .. }) || self.try_again(name, &error) {
             return Ok(Tried::Failed(error));
         }
         // Is it the manifest that is refused, or is it the queue that is broken, and refuses everything?
         match queue.depth().await {
-            Ok(_) => self.refuse(name, &error.to_string()).map(|()| Tried::Refused),
+            Ok(_) => Ok(self.put_aside(name, &error.to_string())),
             Err(_) => Ok(Tried::Failed(error)),
         }
+    }
+
+    /// Puts an item aside, if this user may.
+    fn put_aside(&self, name: &Name, why: &str) -> Tried {
+        match self.refuse(name, why) {
+            Ok(()) => Tried::Refused,
+            Err(error) => self.close(name, &error),
+        }
+    }
+
+    /// Leaves an item to who may read, move or remove it: it says something about who drains, and nothing about the
+    /// others.
+    fn close(&self, name: &Name, error: &Error) -> Tried {
+        tracing::warn!(id = name.id, %error, "a manifest stays in the spool, for a user who may take it out");
+        self.memory().closed.insert(name.clone());
+        Tried::Closed
     }
 
     /// Whether an item that failed with `error` is worth another try.

@@ -105,6 +105,8 @@ struct Memory {
     names: HashMap<String, Name>,
     /// How often an item could not be sent for other reasons than that the queue was unreachable.
     failures: HashMap<Name, u32>,
+    /// Items that this user cannot read, move or remove.
+    closed: HashSet<Name>,
     /// Foreign files that were named in a warning.
     foreign: HashSet<OsString>,
 }
