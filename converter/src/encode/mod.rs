@@ -384,7 +384,9 @@ mod tests {
                 prop_assert_eq!(encoded, encode_as(form, Dtype::F32, wide, &bytes(&zeros)).0);
                 let plain = encode_as(form, Dtype::F32, width, &rows).1;
                 prop_assert_eq!((statistics.elements, statistics.min), (plain.elements, plain.min));
-                prop_assert_eq!(statistics.sum_squares.to_bits(), plain.sum_squares.to_bits());
+                // A scale or bias that overflows in the one row and not in the other has it summed in other steps.
+                let apart = (statistics.sum_squares - plain.sum_squares).abs();
+                prop_assert!(apart <= 1e-6 * plain.sum_squares, "{statistics:?} {plain:?}");
             }
         }
     }
