@@ -29,6 +29,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// How long a slow queue takes for a message.
 const SLOW: Duration = Duration::from_millis(50);
+/// The time between two manifests of a dropper that is alone.
+const BETWEEN: Duration = Duration::from_millis(2);
 /// The size of a usual manifest, and of the files that are synced beside.
 const BYTES: usize = 2048;
 /// Memory for the manifests of a whole run: it is the caller's time that is measured, not a full memory.
@@ -197,5 +199,27 @@ fn main() -> Result<()> {
     cases.iter_mut().for_each(|case| println!("{}", case.line()));
     drop(cases);
     drop(held);
+    drop(droppers);
+    for state in ["up", "slow", "locked"] {
+        println!("{}", alone(&path.join("alone"), state, &manifests)?);
+    }
     Ok(())
+}
+
+/// As a trainer does it: one dropper, in the background, and some time between two manifests.
+fn alone(folder: &Path, state: &str, manifests: &[CheckpointManifest]) -> Result<String> {
+    let dropper = dropper(folder, state, Durability::Background)?;
+    let file = folder.join(format!("{state} Background/queue/queue.sqlite3"));
+    let mut lock = if state == "locked" { Some(Connection::open(file)?) } else { None };
+    let held = lock.as_mut().map(|lock| lock.transaction_with_behavior(TransactionBehavior::Immediate));
+    let held = held.transpose()?;
+    let mut case = Case::new(format!("Background, queue {state}, alone, one every 2 ms"), |round| {
+        Ok(manifests.get(round).map_or(Ok(()), |manifest| dropper.hand_over(manifest))?)
+    });
+    for round in 0..manifests.len() {
+        std::thread::sleep(BETWEEN);
+        case.run(round)?;
+    }
+    drop(held);
+    Ok(case.line())
 }
