@@ -413,7 +413,8 @@ impl SpoolCommand {
                     kind: weighbridge_schemas::error::Kind::Transient,
                     class: "queue_unreachable",
                     message: format!(
-                        "{} still in the spool; `weighbridge queue status` shows the queue, and the log above what kept them",
+                        "{} still in the spool; `weighbridge queue status` shows the queue, the log above what kept \
+                         them",
                         count(drained.left, "manifest")
                     ),
                     exit: crate::error::Exit::Unreachable,
