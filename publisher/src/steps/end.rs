@@ -16,6 +16,7 @@ use weighbridge_schemas::job::{
     Republish, RepublishSchema, Step, StepKind, Why,
 };
 use weighbridge_schemas::limits;
+use weighbridge_schemas::names::ModelName;
 use weighbridge_snapshots::dead;
 use weighbridge_snapshots::jobs::Job;
 use weighbridge_snapshots::root::{Put, Root};
@@ -27,6 +28,28 @@ use crate::error::{Failure, Result};
 /// How many jobs that stood behind a job are followed back.
 const REPEATS: usize = 16;
 
+/// A dead letter of no job, by this worker.
+fn letter(steps: &Steps, body: Body, error: Why, model: Option<ModelName>) -> DeadLetter {
+    DeadLetter {
+        schema: DeadSchema::V1,
+        body,
+        error,
+        model,
+        job: None,
+        history: Vec::new(),
+        who: steps.options.who.clone(),
+        when: clock::now(),
+    }
+}
+
+/// Puts a dead letter, unless it is there, and counts it.
+async fn post(steps: &Steps, id: &str, letter: &DeadLetter) -> Result<()> {
+    if dead::put(&steps.root, id, letter).await? == Put::Written {
+        steps.metrics.dead_letter();
+    }
+    Ok(())
+}
+
 /// A message that is no job becomes a dead letter, named after what it holds.
 pub(super) async fn bury(
     steps: &Steps,
@@ -34,20 +57,9 @@ pub(super) async fn bury(
     record: Option<&JobRecord>,
     failure: &Failure,
 ) -> Result<Verdict> {
-    let letter = DeadLetter {
-        schema: DeadSchema::V1,
-        body: Body(lease.message.body.clone()),
-        error: why(failure),
-        model: record.map(|record| record.manifest.model.clone()),
-        job: None,
-        history: Vec::new(),
-        who: steps.options.who.clone(),
-        when: clock::now(),
-    };
     let id = dead::id_of(&lease.message.body);
-    if dead::put(&steps.root, &id, &letter).await? == Put::Written {
-        steps.metrics.dead_letter();
-    }
+    let model = record.map(|record| record.manifest.model.clone());
+    post(steps, &id, &letter(steps, Body(lease.message.body.clone()), why(failure), model)).await?;
     tracing::error!(message = %lease.message.id, letter = %id, error = %failure, "a message is dead");
     Ok(Verdict::Done)
 }
@@ -61,19 +73,13 @@ pub(super) async fn give_up(steps: &Steps, lease: &Lease, failure: &Failure) -> 
     };
     let Some(step) = step else { return bury(steps, lease, None, failure).await };
     let job = Job::new(&steps.root, &step.model, &step.job);
+    let body = Body(lease.message.body.clone());
     let letter = DeadLetter {
-        schema: DeadSchema::V1,
-        body: Body(lease.message.body.clone()),
-        error: why(failure),
-        model: Some(step.model.clone()),
         job: Some(step.job.clone()),
         history: job.events(limits::DEAD_HISTORY).await?,
-        who: steps.options.who.clone(),
-        when: clock::now(),
+        ..letter(steps, body, why(failure), Some(step.model.clone()))
     };
-    if dead::put(&steps.root, step.job.as_str(), &letter).await? == Put::Written {
-        steps.metrics.dead_letter();
-    }
+    post(steps, step.job.as_str(), &letter).await?;
     tracing::error!(job = %step.job, class = failure.class, error = %failure, "a job is given up");
     let decided = match job.put_decision(&decision(steps, Decided::Dead)).await {
         Ok(settled) => settled.ruling,
@@ -115,19 +121,13 @@ pub(super) fn decision(steps: &Steps, decided: Decided) -> Decision {
 pub(super) async fn die(steps: &Steps, record: &JobRecord, step: StepKind, error: Why) -> Result<Verdict> {
     let (model, id) = (&record.manifest.model, record.job());
     let job = Job::new(&steps.root, model, &id);
+    let body = record.dropped.clone().unwrap_or_else(|| Body(canonical::bytes(&record.manifest)));
     let letter = DeadLetter {
-        schema: DeadSchema::V1,
-        body: record.dropped.clone().unwrap_or_else(|| Body(canonical::bytes(&record.manifest))),
-        error,
-        model: Some(model.clone()),
         job: Some(id.clone()),
         history: job.events(limits::DEAD_HISTORY).await?,
-        who: steps.options.who.clone(),
-        when: clock::now(),
+        ..letter(steps, body, error, Some(model.clone()))
     };
-    if dead::put(&steps.root, id.as_str(), &letter).await? == Put::Written {
-        steps.metrics.dead_letter();
-    }
+    post(steps, id.as_str(), &letter).await?;
     let ruling = job.put_decision(&decision(steps, Decided::Dead)).await?.ruling;
     if ruling.decision != Decided::Proceed {
         carry_out(steps, record, &ruling).await?;
