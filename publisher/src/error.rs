@@ -149,6 +149,7 @@ impl From<QueueError> for Failure {
     fn from(error: QueueError) -> Self {
         let (class, exit) = match error {
             QueueError::LeaseLost { .. } => ("lease_lost", Exit::Failed),
+            QueueError::TakenBack { .. } => ("taken_back", Exit::Failed),
             QueueError::Unreachable { .. } => ("queue_unreachable", Exit::Unreachable),
             QueueError::UnknownOutcome { .. } => ("queue_unknown_outcome", Exit::Unreachable),
             QueueError::Refused { .. } => ("queue_refused", Exit::Usage),

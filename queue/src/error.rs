@@ -11,6 +11,15 @@ pub enum Error {
         /// The message.
         id: String,
     },
+    /// The broker took the message back though its lease had not ended: the connection was lost, or it was held for
+    /// longer than the broker allows. Whoever is at it may go on: it comes again, to whoever asks.
+    #[error("message {id}: the broker took it back: {why}")]
+    TakenBack {
+        /// The message.
+        id: String,
+        /// Why.
+        why: String,
+    },
     /// The queue or spool cannot be reached or written at the moment.
     #[error("{what}: {why}")]
     Unreachable {
@@ -42,7 +51,7 @@ impl Error {
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
-            Self::LeaseLost { .. } => Kind::Conflict,
+            Self::LeaseLost { .. } | Self::TakenBack { .. } => Kind::Conflict,
             Self::Unreachable { .. } => Kind::Transient,
             Self::UnknownOutcome { .. } => Kind::UnknownOutcome,
             Self::Refused { .. } => Kind::Permanent,

@@ -6,6 +6,7 @@
 //! | [`message`] | what is on a queue |
 //! | [`url`] | from a queue's URL to the queue |
 //! | [`embedded`] | the queue in a folder of this machine |
+//! | [`amqp`] | the queue on a RabbitMQ broker |
 //! | [`spool`] | where manifests wait on the trainer's machine |
 //! | [`dropper`] | what trainers call |
 //! | [`clock`] | the one door to time |
@@ -15,6 +16,7 @@
 //!
 //! Delivery is at least once: whoever handles a message may meet it again, and has to recognise what it has done.
 
+pub mod amqp;
 pub mod clock;
 pub mod contract;
 pub mod dropper;
@@ -47,6 +49,7 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::LeaseLost`] where somebody else has, or has had, the message since; some backends say so as soon as the
     /// time is over. What was done already cannot be done again: after an unknown outcome it is no bad sign.
+    /// [`Error::TakenBack`], from [`Queue::extend`] alone, where a broker took the message back.
     async fn extend(&self, lease: &Lease, time: Duration) -> Result<(), Error>;
 
     /// Takes the message off the queue, for good.
@@ -63,6 +66,11 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
 
     /// What is on the queue, a line a class, the highest first.
     async fn depth(&self) -> Result<Vec<Depth>, Error>;
+
+    /// For how long a message can be held at all, however often its lease is extended; `None`: for as long as it takes.
+    fn longest_hold(&self) -> Option<Duration> {
+        None
+    }
 }
 
 /// Who asks for a message.
@@ -98,8 +106,9 @@ pub struct Depth {
     pub ready: u64,
     /// Messages that were given back and wait for their delay.
     pub delayed: u64,
-    /// Messages that somebody has.
+    /// Messages that somebody has; of a broker, which does not tell, those that this process has.
     pub leased: u64,
-    /// For how long the oldest message has been on the queue.
+    /// For how long the oldest message has been on the queue. A broker does not tell: there it is as long as this
+    /// process cannot rule out, by what it took and when it found nothing; `None` where it has not looked yet.
     pub oldest: Option<Duration>,
 }

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::OnceCell;
 use weighbridge_schemas::error::shorten;
 
+use crate::amqp::{Address, Amqp};
 use crate::clock::Clock;
 use crate::embedded::Embedded;
 use crate::error::Error;
@@ -22,7 +23,8 @@ const AT_FIRST: Duration = Duration::from_millis(500);
 /// For how long a call waits for another process that writes, unless told otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Opens the queue at `url`: `embedded:PATH`, where PATH is a folder of this machine, made where it is absent.
+/// Opens the queue at `url`: `embedded:PATH`, where PATH is a folder of this machine, made where it is absent; or a
+/// broker's, `amqp://` or `amqps://`, whose exchanges and queues are made when they are first needed.
 ///
 /// # Errors
 /// [`Error::Refused`] where the URL is none of a queue, or what lies there is no queue of this version;
@@ -31,20 +33,30 @@ pub fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Queue>, Error> {
     open_with(url, clock, PATIENCE)
 }
 
-/// As [`open`]; no call waits longer than `patience` for another process that writes.
+/// As [`open`]; no call waits longer than `patience` for another process that writes, or for the broker's answer.
 ///
 /// # Errors
 /// As [`open`].
 pub fn open_with(url: &str, clock: Arc<dyn Clock>, patience: Duration) -> Result<Arc<dyn Queue>, Error> {
-    Ok(Arc::new(Embedded::open(folder(url)?, clock, patience)?))
+    match Place::of(url)? {
+        Place::Folder(folder) => Ok(Arc::new(Embedded::open(folder, clock, patience)?)),
+        Place::Broker(address) => {
+            let queue = Amqp::new(*address, clock, patience)?;
+            queue.connect()?;
+            Ok(Arc::new(queue))
+        }
+    }
 }
 
 /// Whether there is a queue at `url`; none is made.
 ///
 /// # Errors
 /// [`Error::Refused`] where the URL is none of a queue; [`Error::Unreachable`] where that cannot be told.
-pub fn is_there(url: &str) -> Result<bool, Error> {
-    Embedded::is_there(folder(url)?)
+pub fn is_there(url: &str, clock: Arc<dyn Clock>) -> Result<bool, Error> {
+    match Place::of(url)? {
+        Place::Folder(folder) => Embedded::is_there(folder),
+        Place::Broker(address) => Amqp::new(*address, clock, PATIENCE)?.is_there(),
+    }
 }
 
 /// As [`open_with`]; but one that cannot be opened now is opened by the first call that can, and until then every call
@@ -53,11 +65,21 @@ pub fn is_there(url: &str) -> Result<bool, Error> {
 /// # Errors
 /// [`Error::Refused`], as [`open`].
 pub fn open_patiently(url: &str, clock: Arc<dyn Clock>, patience: Duration) -> Result<Arc<dyn Queue>, Error> {
+    let not_yet = |error: &Error| tracing::warn!(%error, "the queue cannot be opened yet");
+    if let Place::Broker(address) = Place::of(url)? {
+        let queue = Amqp::new(*address, clock, patience)?;
+        match queue.connect() {
+            Err(error @ Error::Refused { .. }) => return Err(error),
+            Err(error) => not_yet(&error),
+            Ok(()) => {}
+        }
+        return Ok(Arc::new(queue));
+    }
     // Whoever starts is not to stand still for long: what is locked now is opened by a call.
     match open_with(url, Arc::clone(&clock), patience.min(AT_FIRST)) {
         Ok(_) => open_with(url, clock, patience),
         Err(error @ Error::Unreachable { .. }) => {
-            tracing::warn!(%error, "the queue cannot be opened yet");
+            not_yet(&error);
             Ok(Arc::new(Later { url: url.to_owned(), clock, patience, opened: OnceCell::new() }))
         }
         Err(error) => Err(error),
@@ -119,26 +141,43 @@ impl Queue for Later {
 /// # Errors
 /// [`Error::Refused`] where it is not.
 pub fn check(url: &str) -> Result<(), Error> {
-    folder(url).map(|_| ())
+    Place::of(url).map(|_| ())
 }
 
-/// The folder of an embedded queue.
-fn folder(url: &str) -> Result<&Path, Error> {
-    let refused = |what: String, why: &str| Err(Error::Refused { what, why: why.to_owned() });
-    let Some((scheme, rest)) = url.split_once(':') else {
-        return refused("queue URL".to_owned(), "it has no scheme; use embedded:PATH");
-    };
-    let what = format!("queue URL {:?}", format!("{}:...", shorten(scheme)));
-    match scheme {
-        "embedded" if rest.is_empty() => refused(what, "it names no folder; use embedded:PATH"),
-        "embedded" if rest.contains('\0') => refused(what, "a path holds no NUL"),
-        // Is the first part of `//a/b` a host or a folder? Nobody should have to guess.
-        "embedded" if rest.starts_with("//") && !rest.starts_with("///") => {
-            refused(what, "it has two slashes; use embedded:PATH, with one slash or none before PATH")
+/// The URL without its password, for people.
+#[must_use]
+pub fn shown(url: &str) -> String {
+    match Place::of(url) {
+        Ok(Place::Folder(_)) => url.to_owned(),
+        Ok(Place::Broker(address)) => address.shown().to_owned(),
+        Err(_) => format!("{}:...", shorten(url.split_once(':').map_or("", |(scheme, _)| scheme))),
+    }
+}
+
+/// Where a queue is.
+enum Place<'a> {
+    Folder(&'a Path),
+    Broker(Box<Address>),
+}
+
+impl<'a> Place<'a> {
+    fn of(url: &'a str) -> Result<Self, Error> {
+        let refused = |what: String, why: &str| Err(Error::Refused { what, why: why.to_owned() });
+        let Some((scheme, rest)) = url.split_once(':') else {
+            return refused("queue URL".to_owned(), "it has no scheme; use embedded:PATH, or amqp://HOST");
+        };
+        let what = format!("queue URL {:?}", format!("{}:...", shorten(scheme)));
+        match scheme {
+            "embedded" if rest.is_empty() => refused(what, "it names no folder; use embedded:PATH"),
+            "embedded" if rest.contains('\0') => refused(what, "a path holds no NUL"),
+            // Is the first part of `//a/b` a host or a folder? Nobody should have to guess.
+            "embedded" if rest.starts_with("//") && !rest.starts_with("///") => {
+                refused(what, "it has two slashes; use embedded:PATH, with one slash or none before PATH")
+            }
+            "embedded" => Ok(Self::Folder(Path::new(rest))),
+            "amqp" | "amqps" => Ok(Self::Broker(Box::new(Address::parse(url)?))),
+            _ => refused(what, "no such kind of queue; use embedded:PATH, amqp://HOST or amqps://HOST"),
         }
-        "embedded" => Ok(Path::new(rest)),
-        "amqp" | "amqps" => refused(what, "not in this version; use embedded:PATH"),
-        _ => refused(what, "no such kind of queue; use embedded:PATH"),
     }
 }
 
@@ -149,7 +188,9 @@ mod tests {
     #[test]
     fn a_folder_is_taken_as_it_is_written() {
         for path in ["/a b/c", "a/../b", "./x%20y", "///a", "c:d"] {
-            assert_eq!(folder(&format!("embedded:{path}")).unwrap(), Path::new(path));
+            let url = format!("embedded:{path}");
+            assert!(matches!(Place::of(&url), Ok(Place::Folder(folder)) if folder == Path::new(path)));
+            assert_eq!(shown(&url), url);
         }
     }
 
@@ -157,10 +198,11 @@ mod tests {
     fn looking_for_a_queue_makes_none() {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("embedded:{}/a", folder.path().display());
-        assert!(!is_there(&url).unwrap());
+        let clock = || Arc::new(crate::clock::SystemClock::new());
+        assert!(!is_there(&url, clock()).unwrap());
         assert!(!folder.path().join("a").try_exists().unwrap());
-        open(&url, Arc::new(crate::clock::SystemClock::new())).unwrap();
-        assert!(is_there(&url).unwrap());
+        open(&url, clock()).unwrap();
+        assert!(is_there(&url, clock()).unwrap());
     }
 
     #[tokio::test]
@@ -184,8 +226,8 @@ mod tests {
             "embedded:",
             "embedded://a/b",
             "embedded:a\0",
-            "amqp://u:secret@h",
-            "amqps://u:secret@h",
+            "amqp://u:secret@",
+            "amqps://u:secret@h:x",
             "kafka://u:secret@h",
             "Embedded:/secret",
         ] {
@@ -193,8 +235,8 @@ mod tests {
             assert!(matches!(error, Error::Refused { .. }), "{url}");
             let text = error.to_string();
             assert!(!text.contains("secret"), "{text}");
-            assert!(text.contains("embedded:PATH") || text.contains("NUL"), "{text}");
+            assert!(!shown(url).contains("secret"), "{url}");
         }
-        assert!(check("amqp://h").unwrap_err().to_string().contains("not in this version"));
+        assert_eq!(shown("amqp://me:secret@h/v"), "amqp://me@h/v");
     }
 }

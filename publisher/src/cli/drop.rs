@@ -207,7 +207,7 @@ impl Drop {
             // Another manifest is another job; the same options make the same one of it.
             manifest.id = JobId::of(&canonical::bytes(&manifest)).to_string();
         }
-        tracing::debug!(id = %manifest.id, queue = context.queue_url(), "dropping");
+        tracing::debug!(id = %manifest.id, queue = context.queue_shown(), "dropping");
         Ok(manifest)
     }
 
@@ -298,7 +298,7 @@ fn told(context: &Context, manifest: &CheckpointManifest, waits: Option<&str>, a
     let mut text = match waits {
         None => format!(
             "dropped: step {step} of {model} (run {run}), on {}; `weighbridge jobs wait {}` waits for it\n",
-            context.queue_url(),
+            context.queue_shown(),
             manifest.id
         ),
         Some(why) => format!(

@@ -180,6 +180,11 @@ impl Context {
         given(self.global.queue.as_ref()).or(self.config.queue.as_deref()).unwrap_or(DEFAULT_QUEUE)
     }
 
+    /// The queue's URL, without a password.
+    fn queue_shown(&self) -> String {
+        weighbridge_queue::url::shown(self.queue_url())
+    }
+
     /// The queue.
     fn queue(&self) -> Result<Arc<dyn Queue>> {
         Ok(weighbridge_queue::url::open(self.queue_url(), Arc::new(SystemClock::new()))?)

@@ -1,9 +1,12 @@
 //! `queue status`: what waits to be published.
 
+use std::sync::Arc;
+
 use clap::Subcommand;
 use serde_json::json;
 
 use weighbridge_queue::Depth;
+use weighbridge_queue::clock::SystemClock;
 use weighbridge_queue::message::Priority;
 use weighbridge_schemas::error::Kind;
 
@@ -32,7 +35,7 @@ impl Queue {
 }
 
 async fn status(context: &Context) -> Result<()> {
-    if !weighbridge_queue::url::is_there(context.queue_url())? {
+    if !weighbridge_queue::url::is_there(context.queue_url(), Arc::new(SystemClock::new()))? {
         let message = "there is no queue yet: `weighbridge drop`, a worker or `weighbridge serve` makes it; or name \
                        another with --queue";
         return Err(Failure {

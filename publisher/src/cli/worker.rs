@@ -154,7 +154,7 @@ impl WorkOptions {
             until_empty,
         };
         let concurrency = steps.options().concurrency;
-        tracing::info!(store = %steps.root().folder().display(), queue = context.queue_url(), concurrency, "working");
+        tracing::info!(store = %steps.root().folder().display(), queue = context.queue_shown(), concurrency, "working");
         let told = stop.clone();
         worker::run(steps, concurrency, options, health, stop).await;
         if context.output.is_json() {

@@ -1,0 +1,355 @@
+//! A connection to the broker that is made anew when it is lost; and no call on it that waits for longer than it may.
+//!
+//! The library can recover connections by itself, but calls made meanwhile wait for it, for as long as that takes. Here
+//! whoever asks while the broker is away is told so at once, and the next attempt is made by whoever asks after a pause.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures::StreamExt;
+use lapin::options::ConfirmSelectOptions;
+use lapin::tcp::AMQPUriTcpExt;
+use lapin::{Channel, Connection, ConnectionProperties, ErrorKind, Event};
+use tokio::time::{Instant, timeout};
+
+use super::address::Address;
+use super::topology::Topology;
+use crate::error::Error;
+
+/// Pauses between attempts to connect: the first, doubled up to the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
+/// How long a connection that is given up may take to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// How many channels wait to be used again.
+const IDLE_CHANNELS: usize = 16;
+
+/// What a connection is for. Publishing has one of its own: a broker that is short of memory or disk stops reading from
+/// connections that publish, and acknowledgements must not wait behind that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Publish,
+    Take,
+}
+
+/// A connection, made anew when it is lost.
+#[derive(Debug)]
+pub(super) struct Link {
+    address: Arc<Address>,
+    topology: Topology,
+    purpose: Purpose,
+    /// The longest that a call waits for the broker's answer.
+    limit: Duration,
+    state: tokio::sync::Mutex<State>,
+    news: Arc<Mutex<News>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connection: Option<Arc<Connection>>,
+    /// Whether exchanges and queues were seen on this connection.
+    prepared: bool,
+    idle: Vec<Channel>,
+    failed: Option<Failed>,
+}
+
+/// The last attempt to connect.
+#[derive(Debug)]
+struct Failed {
+    error: Error,
+    again: Instant,
+    pause: Duration,
+}
+
+/// What the broker said by itself.
+#[derive(Debug, Default)]
+struct News {
+    blocked: Option<String>,
+    last_error: Option<String>,
+}
+
+impl Link {
+    pub(super) fn new(address: Arc<Address>, topology: Topology, purpose: Purpose, limit: Duration) -> Self {
+        let (state, news) = (tokio::sync::Mutex::default(), Arc::default());
+        Self { address, topology, purpose, limit, state, news }
+    }
+
+    /// A channel, on a connection that is made where there is none; in confirm mode where it is to publish, else on a
+    /// broker that has all exchanges and queues.
+    pub(super) async fn channel(&self) -> Result<Channel, Error> {
+        let mut state = self.state.lock().await;
+        let connection = self.connection(&mut state).await?;
+        if self.purpose == Purpose::Take && !state.prepared {
+            self.prepare(&connection).await?;
+            state.prepared = true;
+        }
+        while let Some(channel) = state.idle.pop() {
+            if channel.status().connected() {
+                return Ok(channel);
+            }
+        }
+        let opened = self.open(&connection).await;
+        if opened.is_err() {
+            // A connection that opens no channel within the time that a call has is of no use.
+            forget(&mut state);
+        }
+        opened
+    }
+
+    /// Takes back a channel on which nothing is under way.
+    pub(super) async fn give_back(&self, channel: Channel) {
+        let mut state = self.state.lock().await;
+        let current = state.connection.as_ref().is_some_and(|connection| connection.status().connected());
+        if current && channel.status().connected() && state.idle.len() < IDLE_CHANNELS {
+            state.idle.push(channel);
+        }
+    }
+
+    /// Waits for the broker's answer for as long as a call may; then the connection is given up.
+    pub(super) async fn answer<T>(&self, answer: impl Future<Output = lapin::Result<T>>) -> Result<T, Error> {
+        match timeout(self.limit, answer).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => {
+                if code(&error) == Some(404) {
+                    self.looks_again().await;
+                }
+                Err(self.error(&error))
+            }
+            Err(_) => {
+                self.give_up("it does not answer").await;
+                Err(self.unreachable(format!("it has not answered for {:?}", self.limit)))
+            }
+        }
+    }
+
+    /// Whether what was asked for is there.
+    pub(super) async fn exists<T>(&self, answer: impl Future<Output = lapin::Result<T>>) -> Result<bool, Error> {
+        match timeout(self.limit, answer).await {
+            Ok(Ok(_)) => Ok(true),
+            Ok(Err(error)) if code(&error) == Some(404) => Ok(false),
+            Ok(Err(error)) => Err(self.error(&error)),
+            Err(_) => Err(self.unreachable(format!("it has not answered for {:?}", self.limit))),
+        }
+    }
+
+    /// Exchanges and queues are looked for, or made, before the next use.
+    pub(super) async fn looks_again(&self) {
+        self.state.lock().await.prepared = false;
+    }
+
+    /// The connection is given up; the next call makes another.
+    pub(super) async fn give_up(&self, why: &str) {
+        let mut state = self.state.lock().await;
+        if state.connection.is_some() {
+            tracing::warn!(broker = %self.address.shown, purpose = ?self.purpose, why, "the connection is given up");
+        }
+        forget(&mut state);
+    }
+
+    /// Says goodbye to the broker.
+    pub(super) async fn close(&self) {
+        let connection = self.state.lock().await.connection.take();
+        if let Some(connection) = connection {
+            let _ = timeout(GOODBYE, connection.close(200, "goodbye".into())).await;
+        }
+    }
+
+    /// Why the broker takes no messages at the moment, where it said so.
+    pub(super) fn blocked(&self) -> Option<String> {
+        self.news().blocked.clone()
+    }
+
+    /// What the broker said last when it closed a channel or the connection.
+    pub(super) fn last_error(&self) -> Option<String> {
+        self.news().last_error.clone()
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    fn news(&self) -> std::sync::MutexGuard<'_, News> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connection(&self, state: &mut State) -> Result<Arc<Connection>, Error> {
+        if let Some(connection) = &state.connection {
+            if connection.status().connected() {
+                return Ok(Arc::clone(connection));
+            }
+            forget(state);
+        }
+        let pause = match &state.failed {
+            Some(failed) if Instant::now() < failed.again => return Err(failed.error.clone()),
+            Some(failed) => (failed.pause * 2).min(PAUSES.1),
+            None => PAUSES.0,
+        };
+        match self.connect().await {
+            Ok(connection) => {
+                let connection = Arc::new(connection);
+                tracing::info!(broker = %self.address.shown, purpose = ?self.purpose, "connected");
+                *state = State { connection: Some(Arc::clone(&connection)), ..State::default() };
+                Ok(connection)
+            }
+            Err(error) => {
+                // Many that lost the same broker are not to come back at the same moment.
+                let spread = pause.mul_f64(0.75 + 0.5 * fraction());
+                state.failed = Some(Failed { error: error.clone(), again: Instant::now() + spread, pause });
+                Err(error)
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection, Error> {
+        let purpose = match self.purpose {
+            Purpose::Publish => "weighbridge, publishing",
+            Purpose::Take => "weighbridge, taking",
+        };
+        let properties = ConnectionProperties::default().with_connection_name(purpose.into());
+        let runtime = lapin::runtime::default_runtime().map_err(|error| self.error(&error))?;
+        let (address, limit) = (Arc::clone(&self.address), self.address.connecting);
+        let reach = async move |uri: lapin::uri::AMQPUri, runtime| {
+            let reached = timeout(limit, uri.connect_with_config_async(address.tls.as_ref(), &runtime)).await;
+            reached.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(lapin::Error::from)
+        };
+        let connecting = Connection::connector(self.address.uri.clone(), runtime, reach, properties);
+        let connection = match timeout(limit, connecting).await {
+            Ok(connected) => connected.map_err(|error| self.error(&error))?,
+            Err(_) => return Err(self.unreachable(format!("no connection within {limit:?}"))),
+        };
+        *self.news() = News::default();
+        let (mut events, news) = (Box::pin(connection.events_listener()), Arc::clone(&self.news));
+        let broker = self.address.shown.clone();
+        tokio::spawn(async move {
+            while let Some(event) = events.next().await {
+                let mut news = news.lock().unwrap_or_else(PoisonError::into_inner);
+                match event {
+                    Event::ConnectionBlocked(why) => {
+                        tracing::warn!(broker, why, "the broker takes no messages");
+                        news.blocked = Some(why);
+                    }
+                    Event::ConnectionUnblocked => {
+                        tracing::info!(broker, "the broker takes messages again");
+                        news.blocked = None;
+                    }
+                    Event::Error(error) => {
+                        tracing::warn!(broker, %error, "the broker closed a channel or the connection");
+                        news.last_error = Some(error.to_string());
+                    }
+                    _ => {}
+                }
+            }
+        });
+        Ok(connection)
+    }
+
+    async fn open(&self, connection: &Connection) -> Result<Channel, Error> {
+        let opened = timeout(self.limit, async {
+            let channel = connection.create_channel().await?;
+            if self.purpose == Purpose::Publish {
+                channel.confirm_select(ConfirmSelectOptions::default()).await?;
+            }
+            Ok(channel)
+        });
+        match opened.await {
+            Ok(opened) => opened.map_err(|error| self.error(&error)),
+            Err(_) => Err(self.unreachable(format!("it has opened no channel for {:?}", self.limit))),
+        }
+    }
+
+    /// Makes exchanges and queues, or looks for them where they may not be made.
+    async fn prepare(&self, connection: &Connection) -> Result<(), Error> {
+        let limit = self.limit.max(PREPARING);
+        let making = async { self.topology.declare(&connection.create_channel().await?).await };
+        let Ok(made) = timeout(limit, making).await else {
+            return Err(self.unreachable(format!("it has not made the queues for {limit:?}")));
+        };
+        match made {
+            Ok(()) => Ok(()),
+            Err(error) if code(&error) == Some(403) => {
+                let looking = async { self.topology.look(&connection.create_channel().await?).await };
+                let Ok(found) = timeout(limit, looking).await else {
+                    return Err(self.unreachable(format!("it has not shown the queues for {limit:?}")));
+                };
+                found.map_err(|missing| match code(&missing) {
+                    Some(404) => self.refused(format!(
+                        "{missing}; and this user may not make it ({error}): import the definitions of deploy/rabbitmq, \
+                         or let the user configure ^{}(\\.|$)",
+                        self.address.queue
+                    )),
+                    _ => self.error(&missing),
+                })
+            }
+            Err(error) if code(&error) == Some(406) => Err(self.refused(format!(
+                "{error}; something is there with other arguments than this version makes it with: drain and delete it, \
+                 or use another name (?queue=NAME in the URL)"
+            ))),
+            Err(error) => Err(self.error(&error)),
+        }
+    }
+
+    /// What an error of the library says, to people.
+    pub(super) fn error(&self, error: &lapin::Error) -> Error {
+        let said = match error.kind() {
+            ErrorKind::IOError(error) if error.kind() == std::io::ErrorKind::TimedOut => {
+                format!("no connection within {:?}", self.address.connecting)
+            }
+            ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => {
+                self.last_error().unwrap_or_else(|| error.to_string())
+            }
+            _ => error.to_string(),
+        };
+        match code(error) {
+            Some(402 | 403 | 530) => self.refused(format!(
+                "{said}; check user, password and virtual host of the URL, and what the user may do"
+            )),
+            _ => self.unreachable(said),
+        }
+    }
+
+    fn what(&self) -> String {
+        format!("queue {}", self.address.shown)
+    }
+
+    pub(super) fn unreachable(&self, why: String) -> Error {
+        Error::Unreachable { what: self.what(), why }
+    }
+
+    pub(super) fn unknown(&self, why: String) -> Error {
+        Error::UnknownOutcome { what: self.what(), why }
+    }
+
+    fn refused(&self, why: String) -> Error {
+        Error::Refused { what: self.what(), why }
+    }
+}
+
+/// How long making all exchanges and queues may take: a broker of several nodes has to agree on each.
+const PREPARING: Duration = Duration::from_secs(30);
+
+/// Lets a connection go, without waiting for what the broker says to it.
+fn forget(state: &mut State) {
+    if let Some(connection) = state.connection.take() {
+        tokio::spawn(async move {
+            let _ = timeout(GOODBYE, connection.close(200, "goodbye".into())).await;
+        });
+    }
+    state.idle.clear();
+    state.prepared = false;
+}
+
+/// The broker's code, where it is the broker's error.
+fn code(error: &lapin::Error) -> Option<u16> {
+    match error.kind() {
+        ErrorKind::ProtocolError(error) => Some(error.get_id()),
+        _ => None,
+    }
+}
+
+/// A number from 0 to 1 that differs from process to process and from time to time.
+fn fraction() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    // The hasher's keys are random.
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are enough")]
+    let number = (RandomState::new().hash_one(0u8) >> 11) as f64;
+    number / (1u64 << 53) as f64
+}
