@@ -9,4 +9,5 @@
     reason = "a test fails by panicking, prints what it measured, and looks at the environment"
 )]
 
+mod contract;
 mod fixture;

@@ -338,7 +338,7 @@ fn forget(state: &mut State) {
 }
 
 /// The broker's code, where it is the broker's error.
-fn code(error: &lapin::Error) -> Option<u16> {
+pub(super) fn code(error: &lapin::Error) -> Option<u16> {
     match error.kind() {
         ErrorKind::ProtocolError(error) => Some(error.get_id()),
         _ => None,

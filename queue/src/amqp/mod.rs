@@ -329,6 +329,8 @@ impl Inner {
                            list_queues name messages policy` shows which";
                 Err(link.unreachable(why.to_owned()))
             }
+            // There is not even the exchange.
+            Err(error) if link::code(&error) == Some(404) => Ok(Published::Nowhere(error.to_string())),
             Err(error) => match later(link.error(&error)) {
                 Error::Unreachable { why, .. } => Err(link.unknown(why)),
                 error => Err(error),
