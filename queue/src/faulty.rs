@@ -182,6 +182,10 @@ impl Queue for Faulty {
     async fn depth(&self) -> Result<Vec<Depth>, Error> {
         self.call("depth", self.queue.depth()).await
     }
+
+    fn longest_hold(&self) -> Option<Duration> {
+        self.queue.longest_hold()
+    }
 }
 
 #[cfg(test)]

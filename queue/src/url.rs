@@ -134,6 +134,10 @@ impl Queue for Later {
     async fn depth(&self) -> Result<Vec<Depth>, Error> {
         self.queue().await?.depth().await
     }
+
+    fn longest_hold(&self) -> Option<Duration> {
+        self.opened.get().and_then(|queue| queue.longest_hold())
+    }
 }
 
 /// Whether `url` is of a queue, as far as can be told without opening it.

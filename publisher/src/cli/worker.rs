@@ -155,6 +155,13 @@ impl WorkOptions {
         };
         let concurrency = steps.options().concurrency;
         tracing::info!(store = %steps.root().folder().display(), queue = context.queue_shown(), concurrency, "working");
+        // A queue that will never be one is said now; one that is away is waited for.
+        if let Err(error) = steps.queue().depth().await {
+            if error.kind() == weighbridge_schemas::error::Kind::Permanent {
+                return Err(error.into());
+            }
+            health.queue_fails(&error);
+        }
         let told = stop.clone();
         worker::run(steps, concurrency, options, health, stop).await;
         if context.output.is_json() {

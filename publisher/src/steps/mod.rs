@@ -25,11 +25,13 @@ mod statistics;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use weighbridge_queue::error::Error as QueueError;
 use weighbridge_queue::message::Kind;
 use weighbridge_queue::{Lease, Queue};
 use weighbridge_schemas::job::{Came, Decided, Document, Event, EventSchema, JobRecord, Step, StepKind, Why};
 use weighbridge_schemas::limits;
 use weighbridge_schemas::policy::Policy;
+use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::Operation;
 use weighbridge_snapshots::jobs::Job;
 use weighbridge_snapshots::root::Root;
@@ -46,6 +48,14 @@ use plans::Plans;
 
 /// How often a message may be taken by workers that die over it, or lose it, before it is given up.
 const MOST_ABANDONED: u32 = 5;
+
+/// How slowly a part is taken to be done, in bytes of the checkpoint a second, where it is to be told in advance how
+/// long it may take.
+const SLOWEST: u64 = 16 << 20;
+/// The class of the event that a broker took a message back.
+const TAKEN_BACK: &str = "taken_back";
+/// Most events that are looked at.
+const EVENTS: usize = 10_000;
 
 /// For how long a step of a job that the store does not know is kept.
 const UNKNOWN: Duration = Duration::from_secs(3600);
@@ -228,7 +238,7 @@ impl Steps {
     async fn timed(&self, lease: &Lease, step: &Step, record: &JobRecord) -> Result<Verdict> {
         let policy = policy(record)?;
         let (began, started) = (clock::now(), Instant::now());
-        let stepped = if lease.abandoned >= MOST_ABANDONED {
+        let stepped = if self.is_abandoned(lease, step, record).await? {
             Err(Trouble::Other(abandoned(lease)))
         } else {
             match step.step {
@@ -239,19 +249,7 @@ impl Steps {
             }
         };
         let took = started.elapsed();
-        let mut event = Event {
-            schema: EventSchema::V1,
-            step: step.step,
-            part: step.part,
-            came: Came::Done,
-            error: None,
-            again_in: None,
-            observed: None,
-            who: self.options.who.clone(),
-            began,
-            milliseconds: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-            bytes: 0,
-        };
+        let mut event = self.event(step, began, took);
         let verdict = match stepped {
             Ok(Stepped::Done(bytes)) => {
                 event.bytes = bytes;
@@ -281,6 +279,62 @@ impl Steps {
             end::let_go_again(self, record).await?;
         }
         Ok(verdict)
+    }
+
+    /// An event of a step that was done.
+    fn event(&self, step: &Step, began: Timestamp, took: Duration) -> Event {
+        Event {
+            schema: EventSchema::V1,
+            step: step.step,
+            part: step.part,
+            came: Came::Done,
+            error: None,
+            again_in: None,
+            observed: None,
+            who: self.options.who.clone(),
+            began,
+            milliseconds: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            bytes: 0,
+        }
+    }
+
+    /// Whether too many workers died over a message. Those that it was taken back from did not.
+    async fn is_abandoned(&self, lease: &Lease, step: &Step, record: &JobRecord) -> Result<bool> {
+        if lease.abandoned < MOST_ABANDONED {
+            return Ok(false);
+        }
+        let events = Job::new(&self.root, &record.manifest.model, &record.job()).events(EVENTS).await?;
+        let taken_back = events.iter().filter(|event| {
+            let class = event.error.as_ref().map(|why| why.class.as_str());
+            event.step == step.step && event.part == step.part && class == Some(TAKEN_BACK)
+        });
+        let taken_back = u32::try_from(taken_back.count()).unwrap_or(u32::MAX);
+        Ok(lease.abandoned.saturating_sub(taken_back) >= MOST_ABANDONED)
+    }
+
+    /// A broker took a message back though it is worked on: that is noted, so that it does not count against its job.
+    pub async fn taken_back(&self, lease: &Lease, error: QueueError) {
+        let failure = Failure::from(error);
+        tracing::warn!(message = %lease.message.id, error = %failure, "its work goes on; it comes again");
+        self.metrics.retried(failure.class);
+        if lease.message.kind != Kind::Step {
+            return;
+        }
+        let Ok(step) = Step::parse(&lease.message.body) else { return };
+        let Ok(Some(record)) = Job::new(&self.root, &step.model, &step.job).record().await else { return };
+        let event = Event {
+            came: Came::Failed,
+            error: Some(why(&failure)),
+            ..self.event(&step, clock::now(), Duration::ZERO)
+        };
+        self.note(&record, &event).await;
+    }
+
+    /// How many bytes of a checkpoint a part may have, so that it is done in half the time for which its message can be
+    /// held.
+    fn most_part_bytes(&self) -> u64 {
+        let seconds = self.queue.longest_hold().map(|hold| hold.as_secs() / 2);
+        seconds.map_or(u64::MAX, |seconds| seconds.saturating_mul(SLOWEST))
     }
 
     /// History that cannot be written holds nothing up.

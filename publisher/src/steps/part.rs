@@ -42,6 +42,7 @@ pub(super) async fn part(
     let range = usize::try_from(part).ok().and_then(|part| planned.parts.get(part)).copied();
     let range = range.ok_or_else(|| Failure::usage(format!("job {id} has no part {part}")))?;
     if job.part(part).await?.is_none() {
+        check_length(steps, part, range.bytes)?;
         let plan = plan_of(steps, record, policy, &planned).await?;
         let pieces = range_of(&plan, range.first, range.count)?;
         let budget = steps.options.budget;
@@ -68,6 +69,25 @@ pub(super) async fn part(
         steps.queue.send(&messages::step(record, StepKind::Finish, None, Device::Any)).await?;
     }
     Ok(Stepped::Done(range.bytes))
+}
+
+/// Refuses a part that may take longer than half the time for which the queue lets a message be held.
+fn check_length(steps: &Steps, part: u64, bytes: u64) -> Result<()> {
+    let most = steps.most_part_bytes();
+    if bytes <= most {
+        return Ok(());
+    }
+    let hold = steps.queue.longest_hold().unwrap_or_default().as_secs();
+    Err(Failure {
+        kind: Kind::Permanent,
+        class: "part_too_long",
+        message: format!(
+            "part {part} has {bytes} bytes of the checkpoint; at 16 MiB a second it might take more than half of the \
+             {hold} s for which the broker lets a message be held: raise the broker's consumer_timeout, and \
+             delivery_timeout in the queue's URL; or publish it again with --part-size {most} or less"
+        ),
+        exit: Exit::Failed,
+    })
 }
 
 /// The pieces of a range, which came from the store.

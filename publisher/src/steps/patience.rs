@@ -20,7 +20,7 @@ use weighbridge_schemas::job::{Came, Event, JobRecord, StepKind};
 use weighbridge_schemas::policy::Policy;
 use weighbridge_snapshots::jobs::Job;
 
-use super::{Pauses, Steps, Trouble, Verdict, why};
+use super::{EVENTS, Pauses, Steps, Trouble, Verdict, why};
 use crate::clock;
 use crate::error::{Failure, Result};
 use crate::sources;
@@ -47,8 +47,6 @@ const ABSENT: [&str; 6] =
 const HOPELESS: [&str; 3] = ["forbidden_global", "limit_exceeded", "access_denied"];
 /// How many looks at a checkpoint that cannot be read, before the last one, have to have seen the same files.
 const LOOKS: usize = 3;
-/// Most events that are looked at.
-const EVENTS: usize = 10_000;
 
 /// What is to be judged by.
 pub(super) struct Patience<'a> {

@@ -56,7 +56,7 @@ pub(super) async fn plan(
         encoding_version: ENCODING_VERSION,
         format: plan.checkpoint.format,
         bytes: plan.source_bytes(),
-        parts: parts(&plan, steps.options.part_bytes)?,
+        parts: parts(&plan, steps.options.part_bytes.min(steps.most_part_bytes()))?,
     };
     tracing::info!(
         tensors = plan.tensors.len(),

@@ -27,6 +27,13 @@ const BEAT: Duration = Duration::from_secs(1);
 /// How much longer than a lease a loop may show no life. The queue's answers are what it waits for in between.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// How many leases have to fit into the time that a queue lets somebody hold a message: it is put back before the last
+/// ones, and one that is not extended in time must do no harm.
+const LEASES: u32 = 6;
+/// How much later a broker's queue has to be empty again: what goes from one of its queues to another is in neither for
+/// a moment.
+const STILL_EMPTY: Duration = Duration::from_millis(500);
+
 /// How long a worker that is told to stop waits for the queue's answer.
 const LEAVE: Duration = Duration::from_secs(1);
 /// The longest pause before a queue that fails is asked again.
@@ -144,13 +151,30 @@ impl Slot {
             sleep(LEAVE).await;
         };
         tokio::select! {
-            leased = self.steps.queue().lease(self.options.taker, self.options.lease) => Some(leased),
+            leased = self.steps.queue().lease(self.options.taker, self.lease_time()) => Some(leased),
             () = stopping => None,
         }
     }
 
+    /// How long a message is taken for at a time.
+    fn lease_time(&self) -> Duration {
+        let most = self.steps.queue().longest_hold().map(|hold| hold / LEASES);
+        most.map_or(self.options.lease, |most| self.options.lease.min(most))
+    }
+
     /// Whether nothing is on the queue that this worker, or another one, could still have to do.
     async fn is_empty(&self) -> bool {
+        if !self.looks_empty().await {
+            return false;
+        }
+        if self.steps.queue().longest_hold().is_none() {
+            return true;
+        }
+        sleep(STILL_EMPTY).await;
+        self.looks_empty().await
+    }
+
+    async fn looks_empty(&self) -> bool {
         let depth = self.steps.queue().depth().await;
         depth.is_ok_and(|depth| depth.iter().all(|class| class.ready + class.delayed + class.leased == 0))
     }
@@ -177,16 +201,24 @@ impl Slot {
         self.settle(&lease, verdict).await;
     }
 
-    /// Extends the lease again and again; comes back when it is lost.
+    /// Extends the lease again and again; comes back when it is lost. A message that a broker took back comes to
+    /// somebody again; but whoever is at it may well be done by then, and goes on.
     async fn keep(&self, lease: &Lease) {
-        let mut ticks = interval(self.options.lease / 3);
+        let time = self.lease_time();
+        let mut ticks = interval(time / 3);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
+        let mut taken_back = false;
         loop {
             ticks.tick().await;
-            match self.steps.queue().extend(lease, self.options.lease).await {
+            match self.steps.queue().extend(lease, time).await {
                 Ok(()) => {}
                 Err(QueueError::LeaseLost { .. }) => return,
+                Err(QueueError::TakenBack { .. }) if taken_back => {}
+                Err(error @ QueueError::TakenBack { .. }) => {
+                    taken_back = true;
+                    self.steps.taken_back(lease, error).await;
+                }
                 Err(error) => tracing::warn!(%error, message = %lease.message.id, "a lease is not extended"),
             }
         }
