@@ -15,6 +15,7 @@ use weighbridge_queue::clock::SystemClock;
 use weighbridge_queue::message::{Device, Kind, Message, Priority};
 use weighbridge_queue::{Queue, Taker};
 use weighbridge_snapshots::root::{Absent, Durability, Root};
+use weighbridge_tests::rabbit::Broker;
 use weighbridge_tests::tables::{Pattern, Table, safetensors};
 
 /// The model that tests publish, unless they publish several.
@@ -24,6 +25,8 @@ pub(crate) const MODEL: &str = "m";
 #[derive(Debug, Clone)]
 pub(crate) struct House {
     pub(crate) folder: PathBuf,
+    /// The queue's URL.
+    pub(crate) queue: String,
 }
 
 impl House {
@@ -31,8 +34,15 @@ impl House {
     pub(crate) fn new() -> (TempDir, Self) {
         // A path with a space in it, as people have them.
         let folder = tempfile::Builder::new().prefix("a house ").tempdir().unwrap();
-        let house = Self { folder: folder.path().to_path_buf() };
+        let queue = format!("embedded:{}", folder.path().join("queue").display());
+        let house = Self { folder: folder.path().to_path_buf(), queue };
         (folder, house)
+    }
+
+    /// An empty one, whose queue is a broker's.
+    pub(crate) fn on(broker: &Broker, name: &str) -> (TempDir, Self) {
+        let (folder, house) = Self::new();
+        (folder, Self { queue: broker.url(name), ..house })
     }
 
     /// The store. Nothing is synced: no test can take the machine's power away.
@@ -43,8 +53,7 @@ impl House {
 
     /// The queue.
     pub(crate) fn queue(&self) -> Arc<dyn Queue> {
-        let url = format!("embedded:{}", self.folder.join("queue").display());
-        weighbridge_queue::url::open(&url, Arc::new(SystemClock::new())).unwrap()
+        weighbridge_queue::url::open(&self.queue, Arc::new(SystemClock::new())).unwrap()
     }
 
     /// A checkpoint of `tables` tables, each of which becomes a part of its own.

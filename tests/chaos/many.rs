@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use weighbridge_schemas::job::Ended;
 use weighbridge_snapshots::dead;
+use weighbridge_tests::rabbit::Broker;
 
 use crate::accounts;
 use crate::crashes::start_worker;
@@ -48,7 +50,7 @@ fn numbered(house: &House, number: u64, random: &mut TestRng) -> (Value, bool) {
 }
 
 fn kill_some(house: &House, random: &mut TestRng) -> usize {
-    let mut workers: Vec<Child> = (0..WORKERS).map(|_| start_worker(&house.folder)).collect();
+    let mut workers: Vec<Child> = (0..WORKERS).map(|_| start_worker(house)).collect();
     let mut killed = 0;
     let deadline = Instant::now() + Duration::from_secs(300);
     loop {
@@ -59,7 +61,7 @@ fn kill_some(house: &House, random: &mut TestRng) -> usize {
                 worker.kill().unwrap();
                 worker.wait().unwrap();
                 killed += 1;
-                *worker = start_worker(&house.folder);
+                *worker = start_worker(house);
             }
         }
         let running = workers
@@ -76,10 +78,19 @@ fn kill_some(house: &House, random: &mut TestRng) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_manifests_are_all_accounted_for() {
+    all_are_accounted_for(House::new()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_manifests_on_a_broker_are_all_accounted_for() {
+    let Some(broker) = tokio::task::spawn_blocking(Broker::shared).await.unwrap() else { return };
+    all_are_accounted_for(House::on(broker, "many")).await;
+}
+
+async fn all_are_accounted_for((_folder, house): (TempDir, House)) {
     let seed: [u8; 32] = std::array::from_fn(uuid_byte);
     println!("seed: {seed:?}");
     let mut random = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
-    let (_folder, house) = House::new();
     house.checkpoint("c.safetensors", 2);
     house.checkpoint("small.safetensors", 1);
     std::fs::write(house.folder.join("garbage.safetensors"), b"no checkpoint at all").unwrap();

@@ -364,8 +364,10 @@ async fn a_worker_that_lacks_the_plans_encodings_gives_the_part_back() {
 
 /// The plan of the checkpoint, as a worker on another store made it.
 async fn plan_elsewhere(house: &House, checkpoint: &Path) -> weighbridge_schemas::job::JobPlan {
-    let other = House { folder: house.folder.join("other") };
-    std::fs::create_dir(&other.folder).unwrap();
+    let folder = house.folder.join("other");
+    std::fs::create_dir(&folder).unwrap();
+    let queue = format!("embedded:{}", folder.join("queue").display());
+    let other = House { folder, queue };
     let (root, _) = publish(&other, &[manifest(&id(1), 1, checkpoint)]).await;
     let (model, job) = (MODEL.parse().unwrap(), id(1).parse().unwrap());
     Job::new(&root, &model, &job).plan().await.unwrap().unwrap()

@@ -56,7 +56,9 @@ impl Address {
             Some(Host::Domain(name)) if !name.is_empty() => decoded(name)?,
             Some(Host::Ipv4(address)) => address.to_string(),
             Some(Host::Ipv6(address)) => address.to_string(),
-            _ => return Err(refused("the URL", "it names no host; use amqp://USER:PASSWORD@HOST:5672/VHOST")),
+            _ => {
+                return Err(refused("the URL", "it names no host; use amqp://USER:PASSWORD@HOST:5672/VHOST"));
+            }
         };
         let user = match url.username() {
             "" => AMQPUserInfo::default(),
@@ -112,7 +114,12 @@ impl Address {
                     self.uri.query.auth_mechanism = Some(match value.as_ref() {
                         "plain" => SASLMechanism::Plain,
                         "external" => SASLMechanism::External,
-                        _ => return Err(option(&name, "it is plain, or external (who the client's certificate names)")),
+                        _ => {
+                            return Err(option(
+                                &name,
+                                "it is plain, or external (who the client's certificate names)",
+                            ));
+                        }
                     });
                 }
                 "cacertfile" => self.tls.cert_chain = Some(text_of(&name, &value)?),
@@ -145,8 +152,13 @@ fn shown(url: &Url) -> String {
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     let queue = url.query_pairs().find(|(name, _)| name == "queue").map(|(_, value)| value.into_owned());
     let queue = queue.map(|name| format!("?queue={name}")).unwrap_or_default();
-    shorten(&format!("{}://{user}{}{port}{}{queue}", url.scheme(), url.host_str().unwrap_or_default(), url.path()))
-        .to_owned()
+    shorten(&format!(
+        "{}://{user}{}{port}{}{queue}",
+        url.scheme(),
+        url.host_str().unwrap_or_default(),
+        url.path()
+    ))
+    .to_owned()
 }
 
 fn refused(what: &str, why: impl Into<String>) -> Error {
@@ -159,14 +171,17 @@ fn option(name: &str, why: &str) -> Error {
 
 fn decoded(text: &str) -> Result<String, Error> {
     let decoded = percent_decode_str(text).decode_utf8();
-    let decoded = decoded.map_err(|_| refused("the URL", "something in it that is percent-encoded is no UTF-8"))?;
+    let decoded =
+        decoded.map_err(|_| refused("the URL", "something in it that is percent-encoded is no UTF-8"))?;
     Ok(decoded.into_owned())
 }
 
 fn queue(name: &str) -> Result<String, Error> {
     let fits = (1..=NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control);
     if !fits || name.starts_with("amq.") {
-        let why = format!("a queue's name has 1 to {NAME_BYTES} bytes, no control characters, and not amq. in front");
+        let why = format!(
+            "a queue's name has 1 to {NAME_BYTES} bytes, no control characters, and not amq. in front"
+        );
         return Err(option("queue", &why));
     }
     Ok(name.to_owned())
@@ -179,9 +194,13 @@ fn number(name: &str, text: &str, least: u64, most: u64) -> Result<u64, Error> {
 
 fn text_of(name: &str, file: &str) -> Result<String, Error> {
     let path = Path::new(file);
-    let size = std::fs::metadata(path).map_err(|error| option(name, &format!("{}: {error}", path.display())))?;
+    let size =
+        std::fs::metadata(path).map_err(|error| option(name, &format!("{}: {error}", path.display())))?;
     if size.len() > FILE_BYTES {
-        return Err(option(name, &format!("{}: it is no PEM file: it has {} bytes", path.display(), size.len())));
+        return Err(option(
+            name,
+            &format!("{}: it is no PEM file: it has {} bytes", path.display(), size.len()),
+        ));
     }
     std::fs::read_to_string(path).map_err(|error| option(name, &format!("{}: {error}", path.display())))
 }

@@ -111,7 +111,8 @@ impl Hand {
     /// Since when, at the earliest, the oldest message of a class has waited, since 1970; the oldest in hand counts.
     pub(super) fn since(&self, class: Priority) -> Option<Duration> {
         let leases = self.lock();
-        let in_hand = leases.by_fence.values().filter(|hand| hand.class == class).map(|hand| hand.history.sent);
+        let in_hand =
+            leases.by_fence.values().filter(|hand| hand.class == class).map(|hand| hand.history.sent);
         in_hand.chain(leases.since.get(&class).copied()).min()
     }
 

@@ -122,7 +122,10 @@ impl Link {
     }
 
     /// Whether what was asked for is there.
-    pub(super) async fn exists<T>(&self, answer: impl Future<Output = lapin::Result<T>>) -> Result<bool, Error> {
+    pub(super) async fn exists<T>(
+        &self,
+        answer: impl Future<Output = lapin::Result<T>>,
+    ) -> Result<bool, Error> {
         match timeout(self.limit, answer).await {
             Ok(Ok(_)) => Ok(true),
             Ok(Err(error)) if code(&error) == Some(404) => Ok(false),

@@ -247,7 +247,8 @@ impl Inner {
         tracing::warn!(message = %message.id, why, "it was not routed; the queues are looked for");
         self.taking.looks_again().await;
         let unrouted = |why: String| {
-            let way_out = "start a worker once, which makes the queues, or import the definitions of deploy/rabbitmq";
+            let way_out =
+                "start a worker once, which makes the queues, or import the definitions of deploy/rabbitmq";
             self.publishing.unreachable(format!("the message was not routed to any queue ({why}): {way_out}"))
         };
         let channel = self.taking.channel().await.map_err(|error| unrouted(error.to_string()))?;
@@ -259,7 +260,12 @@ impl Inner {
     }
 
     /// Exchange, routing key and expiration of a message that is to be taken in `delay`.
-    fn way(&self, message: &Message, history: &History, delay: Duration) -> (ShortString, String, Option<u64>) {
+    fn way(
+        &self,
+        message: &Message,
+        history: &History,
+        delay: Duration,
+    ) -> (ShortString, String, Option<u64>) {
         let class = message.priority;
         // What has waited for a GPU for long enough needs none any more.
         let (key, expiration) = match message.device {
@@ -397,7 +403,14 @@ impl Inner {
         Ok(Some(Some((message, history, tag))))
     }
 
-    fn in_hand(&self, channel: Channel, tag: u64, message: Message, history: History, time: Duration) -> Lease {
+    fn in_hand(
+        &self,
+        channel: Channel,
+        tag: u64,
+        message: Message,
+        history: History,
+        time: Duration,
+    ) -> Lease {
         let now = self.clock.now().since_boot;
         let fence = self.hand.take(InHand {
             id: message.id.clone(),
@@ -467,7 +480,13 @@ impl Inner {
     }
 
     /// Puts a message back that nobody may hold for much longer; it comes again when as much time has passed again.
-    async fn put_back(&self, lease: &Lease, history: &History, channel: Channel, tag: u64) -> Result<(), Error> {
+    async fn put_back(
+        &self,
+        lease: &Lease,
+        history: &History,
+        channel: Channel,
+        tag: u64,
+    ) -> Result<(), Error> {
         tracing::info!(message = %lease.message.id, "held for nearly as long as the broker allows; it is put back");
         self.route(&lease.message, history, self.longest_hold()).await?;
         self.acknowledge(&channel, tag).await?;

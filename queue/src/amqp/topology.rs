@@ -168,7 +168,8 @@ impl Topology {
         let durable = ExchangeDeclareOptions { durable: true, ..ExchangeDeclareOptions::default() };
         let exchange = |name, kind| channel.exchange_declare(name, kind, durable, FieldTable::default());
         exchange(self.exchange(), ExchangeKind::Direct).await?;
-        try_join_all(BOUNDS.map(|bound| exchange(self.delay_exchange(bound * 1000), ExchangeKind::Topic))).await?;
+        try_join_all(BOUNDS.map(|bound| exchange(self.delay_exchange(bound * 1000), ExchangeKind::Topic)))
+            .await?;
         let durable = QueueDeclareOptions { durable: true, ..QueueDeclareOptions::default() };
         let queues = self.queues();
         let declares = queues
@@ -248,7 +249,8 @@ mod tests {
     #[test]
     fn every_queue_is_declared_once() {
         let topology = Topology::new("n");
-        let mut declared: Vec<_> = topology.queues().into_iter().map(|queue| queue.name.to_string()).collect();
+        let mut declared: Vec<_> =
+            topology.queues().into_iter().map(|queue| queue.name.to_string()).collect();
         let used = topology.ready().into_iter().chain(topology.delayed()).map(|(_, name)| name);
         let mut used: Vec<_> = used.chain([topology.dead()]).map(|name| name.to_string()).collect();
         declared.sort();
