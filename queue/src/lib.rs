@@ -108,7 +108,7 @@ pub struct Depth {
     pub delayed: u64,
     /// Messages that somebody has; of a broker, which does not tell, those that this process has.
     pub leased: u64,
-    /// For how long the oldest message has been on the queue. A broker does not tell: there it is as long as this
-    /// process cannot rule out, by what it took and when it found nothing; `None` where it has not looked yet.
+    /// For how long the oldest message has been on the queue. A broker does not tell: there it is the time since the
+    /// last message that this process took was sent, or since it found nothing; `None` where it has not looked yet.
     pub oldest: Option<Duration>,
 }

@@ -52,6 +52,8 @@ const MOST_ABANDONED: u32 = 5;
 /// How slowly a part is taken to be done, in bytes of the checkpoint a second, where it is to be told in advance how
 /// long it may take.
 const SLOWEST: u64 = 16 << 20;
+/// Failures of the queue: a step asks it for nothing but to take messages.
+const OF_THE_QUEUE: [&str; 2] = ["queue_unreachable", "queue_unknown_outcome"];
 /// The class of the event that a broker took a message back.
 const TAKEN_BACK: &str = "taken_back";
 /// Most events that are looked at.
@@ -174,6 +176,7 @@ impl Steps {
         match self.attempt(lease).await {
             Ok(verdict) => {
                 self.health.store_worked();
+                self.health.queue_worked();
                 verdict
             }
             Err(failure) if patience::is_outside(&failure) => self.later(lease, &failure),
@@ -194,6 +197,9 @@ impl Steps {
         );
         self.metrics.retried(failure.class);
         self.health.failed(failure);
+        if OF_THE_QUEUE.contains(&failure.class) {
+            self.health.queue_takes_nothing(&failure.message);
+        }
         Verdict::Again(pause)
     }
 

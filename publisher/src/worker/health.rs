@@ -71,12 +71,22 @@ impl Default for Health {
 impl Health {
     /// The queue answered.
     pub fn queue_answers(&self) {
-        *lock(&self.queue) = State::Answers;
+        lock(&self.queue).was_read(Instant::now());
     }
 
     /// The queue failed.
     pub fn queue_fails(&self, error: &Error) {
         lock(&self.queue).fail(error.to_string(), false);
+    }
+
+    /// The queue did not take a message: that it answers otherwise says nothing about that.
+    pub fn queue_takes_nothing(&self, why: &str) {
+        lock(&self.queue).fail(why.to_owned(), true);
+    }
+
+    /// A step came to an end in which the queue did not fail.
+    pub fn queue_worked(&self) {
+        *lock(&self.queue) = State::Answers;
     }
 
     /// A step came to an end in which the store did not fail.
@@ -226,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_says_nothing_about_a_full_disk_until_it_is_long_ago() {
+    fn reading_says_nothing_about_what_cannot_be_written_until_it_is_long_ago() {
         let health = Health::default();
         health.queue_answers();
         health.failed(&failure(Class::Integrity));
@@ -248,6 +258,11 @@ mod tests {
             lock(&health.store).was_read(Instant::now() + WRITE_FAILURE_COUNTS);
             assert_eq!(health.ready(), Ok(()));
         }
+        health.queue_takes_nothing("full");
+        health.queue_answers();
+        assert!(health.ready().unwrap_err().ends_with("the queue fails: full"));
+        health.queue_worked();
+        assert_eq!(health.ready(), Ok(()));
     }
 
     #[test]

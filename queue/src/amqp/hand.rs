@@ -19,7 +19,7 @@ struct Leases {
     last_fence: u64,
     /// Whether something was given to the broker that its counts may not show yet.
     returned: bool,
-    /// For each class, the latest moment of which it is known that what waits there was sent after it, since 1970.
+    /// For each class, when the last message that was taken was sent, or when there was none, since 1970.
     since: BTreeMap<Priority, Duration>,
 }
 
@@ -103,12 +103,12 @@ impl Hand {
         std::mem::take(&mut self.lock().returned)
     }
 
-    /// Remembers that what waits in this class was sent after `moment`, since 1970.
+    /// Remembers that what waits in this class was sent after `moment`, since 1970, as far as messages come in order.
     pub(super) fn saw(&self, class: Priority, moment: Duration) {
         self.lock().since.insert(class, moment);
     }
 
-    /// Since when, at the earliest, the oldest message of a class has waited, since 1970; the oldest in hand counts.
+    /// Since when the oldest message of a class has waited, as far as was seen here, since 1970; those in hand count.
     pub(super) fn since(&self, class: Priority) -> Option<Duration> {
         let leases = self.lock();
         let in_hand =

@@ -19,7 +19,7 @@ use crate::error::Error;
 /// Pauses between attempts to connect: the first, doubled up to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
 /// How long a connection that is given up may take to say goodbye.
-const GOODBYE: Duration = Duration::from_secs(1);
+const GOODBYE: Duration = Duration::from_millis(300);
 /// How many channels wait to be used again.
 const IDLE_CHANNELS: usize = 16;
 

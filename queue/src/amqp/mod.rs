@@ -158,14 +158,15 @@ fn broken_off() -> Error {
 impl Drop for Amqp {
     fn drop(&mut self) {
         let (inner, runtime) = (Arc::clone(&self.inner), self.runtime.take());
-        // A runtime may not be dropped where others run, and saying goodbye may take a while.
-        std::thread::spawn(move || {
+        // A runtime may not be waited for, nor dropped, where others run.
+        let leaving = std::thread::spawn(move || {
             if let Some(runtime) = runtime {
                 runtime.block_on(async { tokio::join!(inner.taking.close(), inner.publishing.close()) });
-                drop(inner);
                 runtime.shutdown_background();
             }
         });
+        // Brokers log those who leave without a word.
+        let _ = leaving.join();
     }
 }
 
@@ -376,10 +377,7 @@ impl Inner {
         name: ShortString,
     ) -> Result<Option<Option<(Message, History, u64)>>, Error> {
         let taken = self.taking.answer(channel.basic_get(name, BasicGetOptions::default())).await?;
-        let Some(taken) = taken else {
-            self.hand.saw(class, self.clock.now().wall);
-            return Ok(None);
-        };
+        let Some(taken) = taken else { return Ok(None) };
         let (tag, properties) = (taken.delivery.delivery_tag, taken.delivery.properties.clone());
         let body = taken.delivery.data;
         if !wire::is_known(&properties) {
@@ -569,6 +567,9 @@ impl Inner {
             };
             let (ready, delayed) = (sum(0, ready.len() + 1), sum(ready.len() + 1, queues.len()));
             let leased = self.hand.count(priority);
+            if ready + delayed == 0 {
+                self.hand.saw(priority, now);
+            }
             let some = ready + delayed + leased > 0;
             let oldest = self.hand.since(priority).filter(|_| some).map(|sent| now.saturating_sub(sent));
             Depth { priority, ready, delayed, leased, oldest }
