@@ -11,11 +11,13 @@
 //! | `rates` | what the machine does |
 //! | `runs` | what publish and fetch take, and their parts beside them |
 //! | `report` | the tables |
+//! | `broker` | messages through a broker, beside a bare client of it |
 //! | `scale` | one checkpoint by several workers, into a slow store |
 //! | `check` | ratios beside those of a stored baseline |
 //!
 //! Figures differ from machine to machine and run to run; the ratios say more. Nothing here asserts a time.
 
+mod broker;
 mod check;
 mod checkpoints;
 mod rates;
@@ -78,6 +80,9 @@ struct Options {
     /// Instead: publish one checkpoint by 1, 2 and 4 workers into a slow store
     #[arg(long)]
     scale: bool,
+    /// Instead: send and take messages through a RabbitMQ of its own
+    #[arg(long)]
+    broker: bool,
     /// Compare the ratios with those of this baseline; exit code 1 where one has grown beyond the tolerance
     #[arg(long, value_name = "FILE")]
     check: Option<PathBuf>,
@@ -115,6 +120,11 @@ fn main() -> Result<ExitCode, Failure> {
     let options = Options::parse();
     if let Some(folder) = &options.make {
         return make(folder, &options);
+    }
+    if options.broker {
+        let folder = tempfile::Builder::new().prefix("load-").tempdir_in(&options.folder)?;
+        println!("{}", broker::measure(folder.path())?);
+        return Ok(ExitCode::SUCCESS);
     }
     if options.scale {
         return scale(&options);
