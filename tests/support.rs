@@ -1,8 +1,11 @@
-//! What the tests and the load program share: synthetic checkpoints of any size, and what a process takes.
+//! What the tests and the load program share: synthetic checkpoints of any size, what a process takes, a real RabbitMQ.
 
 use std::path::Path;
 
+pub mod certificates;
 pub mod process;
+pub mod proxy;
+pub mod rabbit;
 pub mod tables;
 pub mod torch;
 
