@@ -90,10 +90,13 @@ fn is_live(answer: &'static str) -> bool {
     let port = listener.local_addr().unwrap().port().to_string();
     let served = std::thread::spawn(move || {
         let (mut connection, _) = listener.accept().unwrap();
-        let mut asked = [0; 512];
-        let length = connection.read(&mut asked).unwrap();
+        // All of it: what is not read when the connection ends takes the answer with it.
+        let (mut asked, mut byte) = (Vec::new(), [0]);
+        while !asked.ends_with(b"\r\n\r\n") && connection.read(&mut byte).unwrap() > 0 {
+            asked.push(byte[0]);
+        }
         connection.write_all(answer.as_bytes()).unwrap();
-        String::from_utf8_lossy(&asked[..length]).into_owned()
+        String::from_utf8(asked).unwrap()
     });
     let status = Command::new(root().join("deploy/is-live.sh")).arg(port).status().unwrap();
     assert!(served.join().unwrap().starts_with("GET /live HTTP/1.1\r\n"));
