@@ -1,5 +1,5 @@
-//! What `deploy/` holds is checked as far as it can be without a container engine or a cluster: against the documents that
-//! it has to agree with, against the schemas of those who read it, and against a real broker.
+//! What `deploy/` holds is checked as far as it can be without a container engine or a cluster: against the documents
+//! that it has to agree with, against the schemas of those who read it, and against a real broker.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The repository's files, and other people's programs that read some of them: installed once into cargo's target folder.
+//! The repository's files, and programs of others that read some of them: installed once into cargo's target folder.
 
 use std::fs::File;
 use std::io::Write;
