@@ -63,6 +63,8 @@ async fn what_was_confirmed_outlives_a_kill_and_a_stop() {
     let first = channel(&connection, "kept").await;
     publish(&first, "kept", b"one").await;
     publish(&first, "kept", b"two").await;
+    broker.settle();
+    publish(&first, "kept", b"three").await;
     broker.kill();
     let refused = TcpStream::connect(broker.address()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
@@ -74,6 +76,7 @@ async fn what_was_confirmed_outlives_a_kill_and_a_stop() {
     broker.start_again();
     let third = channel(&connect(&broker.url("fixture")).await, "kept").await;
     assert_eq!(next(&third, "kept").await, b"two");
+    assert_eq!(next(&third, "kept").await, b"three");
     let done = broker.ctl(&["eval", "application:get_env(rabbit, consumer_timeout)."]);
     assert!(done.status.success(), "{done:?}");
     assert_eq!(String::from_utf8_lossy(&done.stdout).trim(), "{ok,6000}");
