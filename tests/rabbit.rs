@@ -140,8 +140,8 @@ impl Broker {
         self.node_mut().start_again();
     }
 
-    /// Runs `rabbitmqctl`, which takes about a second. `set_vm_memory_high_watermark 0.00001`, for one, makes the broker
-    /// block all who publish.
+    /// Runs `rabbitmqctl`, which takes about a second. `set_vm_memory_high_watermark 0.00001`, for one, makes the
+    /// broker block all who publish.
     ///
     /// # Panics
     /// Where the broker was there before, or the program cannot be run.
@@ -150,8 +150,8 @@ impl Broker {
         self.node().ctl(arguments)
     }
 
-    /// Makes it write what was declared so far. By itself it does so within some seconds; a quorum queue of which it has
-    /// written one half when it is killed stays without a leader for ever, and answers nothing.
+    /// Makes it write what was declared so far. By itself it does so within some seconds; a quorum queue of which it
+    /// has written one half when it is killed stays without a leader for ever, and answers nothing.
     ///
     /// # Panics
     /// Where the broker was there before, or does not do so.

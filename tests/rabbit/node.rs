@@ -1,7 +1,7 @@
 //! One private broker: its folder, its ports and its processes.
 //!
-//! All processes are in one group, which a small shell leads. It holds the reading end of a pipe whose other end is this
-//! process's alone: when this process ends, by whatever signal, the pipe ends, and the shell kills the group and
+//! All processes are in one group, which a small shell leads. It holds the reading end of a pipe whose other end is
+//! this process's alone: when this process ends, by whatever signal, the pipe ends, and the shell kills the group and
 //! removes the folder. (A signal at the parent's death would not do: the kernel sends it when the *thread* ends that
 //! started the child.)
 
@@ -24,8 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a broker is started that ends at once, as one does that finds its port taken.
 const ATTEMPTS: usize = 4;
 
-/// Arguments: epmd's port and the folder. epmd is started here, in the foreground, since a broker that finds none starts
-/// one that outlives it. Who removes the folder has left the group.
+/// Arguments: epmd's port and the folder. epmd is started here, in the foreground, since a broker that finds none
+/// starts one that outlives it. Who removes the folder has left the group.
 const SUPERVISOR: &str = r#"
 epmd -port "$1" -address 127.0.0.1 >"$2/epmd" 2>&1 &
 cat >/dev/null
