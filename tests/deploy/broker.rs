@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lapin::options::{
@@ -14,6 +15,9 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
 use serde_json::Value;
 
+use weighbridge_queue::clock::SystemClock;
+use weighbridge_queue::message::{Device, Kind, Message, Priority};
+use weighbridge_queue::{Taker, url};
 use weighbridge_tests::rabbit::{Broker, Settings};
 
 use crate::tools::{root, succeeds};
@@ -198,4 +202,42 @@ async fn users_may_do_what_they_have_to_and_nothing_else() {
     watcher.may_not("publish", |it| publish(it, NAME, "normal")).await;
     watcher.may_not("take", |it| take(it, WORK)).await;
     watcher.may_not_configure().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn our_own_queue_works_on_what_the_definitions_make() {
+    let Some(broker) = tokio::task::spawn_blocking(defined).await.unwrap() else { return };
+    let open = |user: &str| {
+        let url = format!("amqp://{user}:{user}@{}/{NAME}", broker.address());
+        url::open(&url, Arc::new(SystemClock::new())).unwrap()
+    };
+    // Who may make nothing works on what is there.
+    let (trainer, worker) = (open("weighbridge-trainer"), open("weighbridge-worker"));
+    let message = Message {
+        id: "a".to_owned(),
+        kind: Kind::Checkpoint,
+        body: b"{}".to_vec(),
+        priority: Priority::High,
+        device: Device::Cpu,
+    };
+    trainer.send(&message).await.unwrap();
+    let lease = worker.lease(Taker::Cpu, Duration::from_secs(60)).await.unwrap().unwrap();
+    assert_eq!(lease.message, message);
+    worker.retry(&lease, Duration::from_millis(100)).await.unwrap();
+    let again = loop {
+        match worker.lease(Taker::Cpu, Duration::from_secs(60)).await.unwrap() {
+            Some(lease) => break lease,
+            None => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    };
+    assert_eq!((again.message.clone(), again.retries), (message, 1));
+    worker.done(&again).await.unwrap();
+    let refused = trainer.lease(Taker::Cpu, Duration::from_secs(60)).await;
+    assert!(refused.is_ok_and(|lease| lease.is_none()), "looking at queues that are empty needs no permission");
+
+    // Who may make everything finds nothing to make otherwise: the broker would refuse it.
+    let password = broker.ctl(&["change_password", "weighbridge-operator", "weighbridge-operator"]);
+    assert!(password.status.success(), "{password:?}");
+    let depth = open("weighbridge-operator").depth().await.unwrap();
+    assert!(depth.iter().all(|class| class.ready + class.delayed == 0), "{depth:?}");
 }
