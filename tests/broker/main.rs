@@ -11,3 +11,4 @@
 
 mod contract;
 mod fixture;
+mod others;
