@@ -43,7 +43,8 @@ pub struct Config {
     /// Whether `publish` and `fetch` leave it to the system when what they write gets to the disk, so that a crash of
     /// the machine may lose or damage what was written last; default: false. Variable `WEIGHBRIDGE_NO_SYNC`.
     pub no_sync: Option<bool>,
-    /// The queue: `embedded:PATH`. Variable `WEIGHBRIDGE_QUEUE`; default `embedded:weighbridge-data/queue`.
+    /// The queue: `embedded:PATH`, or a broker's `amqp://` or `amqps://` URL. Variable `WEIGHBRIDGE_QUEUE`; default
+    /// `embedded:weighbridge-data/queue`.
     pub queue: Option<String>,
     /// The trainer's spool: a folder. Variable `WEIGHBRIDGE_SPOOL`; default `weighbridge-data/spool`.
     pub spool: Option<PathBuf>,

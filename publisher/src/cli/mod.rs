@@ -75,8 +75,9 @@ pub struct Global {
     /// Where snapshots are kept: a path, or a file:// URL [default: weighbridge-data/store].
     #[arg(long, global = true, env = "WEIGHBRIDGE_STORE", value_name = "URL")]
     store: Option<String>,
-    /// Where manifests wait for workers: embedded:PATH, a folder of this machine [default:
-    /// embedded:weighbridge-data/queue].
+    /// Where manifests wait for workers: embedded:PATH, a folder of this machine; or a RabbitMQ broker,
+    /// amqp://USER:PASSWORD@HOST/VHOST or amqps://. A URL with a password belongs into the variable: others see command
+    /// lines [default: embedded:weighbridge-data/queue].
     #[arg(long, global = true, env = "WEIGHBRIDGE_QUEUE", value_name = "URL", hide_env_values = true)]
     queue: Option<String>,
     /// The configuration file [default: weighbridge.toml, where there is one].

@@ -21,7 +21,8 @@ pub(super) enum Queue {
     /// job is a message.
     ///
     /// Ready ones can be taken, delayed ones wait to be tried again, leased ones are being worked on. A queue that
-    /// is not there yet is not made.
+    /// is not there yet is not made. A broker does not tell what others have in hand, nor how old messages are: there,
+    /// leased is 0, and the oldest is not known.
     #[command(after_help = "Example:\n  weighbridge queue status --queue embedded:/srv/queue")]
     Status,
 }

@@ -31,12 +31,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// SIGTERM: nothing more is taken, what is at hand ends or is given back, exit code 0.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  weighbridge worker --store /srv/store --queue embedded:/srv/queue --threads 4"
+    after_help = "Example:\n  weighbridge worker --store /srv/store --queue embedded:/srv/queue --threads 4\n  \
+                  weighbridge worker --store /mnt/store --queue amqp://broker.example.org/weighbridge"
 )]
 pub(super) struct Worker {
     #[command(flatten)]
     work: WorkOptions,
-    /// Stop when the queue is empty: nothing is ready, waits for a retry, or is being worked on.
+    /// Stop when the queue is empty: nothing is ready, waits for a retry, or is being worked on. On a broker, what other
+    /// processes work on is not seen: there it may stop before they are done, and before what follows from it.
     #[arg(long)]
     until_empty: bool,
 }
