@@ -276,9 +276,10 @@ impl Collector for Seen {
             states.map(|(state, count)| ([("class", class(depth.priority)), ("state", state)], count))
         });
         gauges(&mut encoder, "queue_messages", "Messages on the queue", None, states)?;
-        let oldest = seen.depth.iter().map(|depth| {
-            let seconds = depth.oldest.unwrap_or_default().as_secs_f64();
-            ([("class", class(depth.priority))], seconds)
+        let oldest = seen.depth.iter().filter_map(|depth| {
+            let none = (depth.ready + depth.delayed + depth.leased == 0).then_some(Duration::ZERO);
+            let oldest = depth.oldest.or(none)?;
+            Some(([("class", class(depth.priority))], oldest.as_secs_f64()))
         });
         let help = "For how long the oldest message has been on the queue; 0 where there is none";
         gauges(&mut encoder, "queue_oldest", help, Some(&Unit::Seconds), oldest)?;
@@ -395,6 +396,11 @@ mod tests {
         let text = metrics.text();
         assert_eq!(text.matches("weighbridge_channel_age_seconds{").count(), MOST_CHANNELS);
         assert!(text.contains("weighbridge_channels_beside 7\n"), "{text}");
+        let of = |ready, oldest| Depth { ready, delayed: 0, leased: 0, oldest, ..depth(Priority::High) };
+        metrics.set_depth(vec![of(1, None)]);
+        assert!(!metrics.text().contains("queue_oldest_seconds{"), "nobody knows");
+        metrics.set_depth(vec![of(0, None)]);
+        assert!(metrics.text().contains("weighbridge_queue_oldest_seconds{class=\"high\"} 0.0\n"));
         metrics.watch_failed(Watched::Channels);
         metrics.watch_failed(Watched::Queue);
         let text = metrics.text();

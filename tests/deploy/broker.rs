@@ -233,7 +233,10 @@ async fn our_own_queue_works_on_what_the_definitions_make() {
     assert_eq!((again.message.clone(), again.retries), (message, 1));
     worker.done(&again).await.unwrap();
     let refused = trainer.lease(Taker::Cpu, Duration::from_secs(60)).await;
-    assert!(refused.is_ok_and(|lease| lease.is_none()), "looking at queues that are empty needs no permission");
+    assert!(
+        refused.is_ok_and(|lease| lease.is_none()),
+        "looking at queues that are empty needs no permission"
+    );
 
     // Who may make everything finds nothing to make otherwise: the broker would refuse it.
     let password = broker.ctl(&["change_password", "weighbridge-operator", "weighbridge-operator"]);

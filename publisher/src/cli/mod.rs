@@ -388,9 +388,10 @@ const LISTENING: &str = "weighbridge::listening";
 /// Sends what is logged to standard error.
 fn log(global: &Global) -> Result<()> {
     let json = global.logs_json()?;
-    // An untrusted certificate is told once, in the error; what the filter says of it comes behind and counts.
+    // An untrusted certificate, or what a broker refused, is told once, in the error; what the filter says of it comes
+    // behind and counts.
     let always = if json { format!("{LISTENING}=info,") } else { String::new() };
-    let filter = format!("rustls_platform_verifier=off,{always}{}", global.log);
+    let filter = format!("rustls_platform_verifier=off,lapin=off,{always}{}", global.log);
     let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .map_err(|error| Failure::usage(format!("--log {:?}: {error}", global.log)))?;
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
