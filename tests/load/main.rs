@@ -122,9 +122,7 @@ fn main() -> Result<ExitCode, Failure> {
         return make(folder, &options);
     }
     if options.broker {
-        let folder = tempfile::Builder::new().prefix("load-").tempdir_in(&options.folder)?;
-        println!("{}", broker::measure(folder.path())?);
-        return Ok(ExitCode::SUCCESS);
+        return through_a_broker(&options);
     }
     if options.scale {
         return scale(&options);
@@ -180,6 +178,14 @@ fn make(folder: &Path, options: &Options) -> Result<ExitCode, Failure> {
         let checkpoint = checkpoints::make(&folder, format, tensors, size)?;
         report::note(&format!("{}: {}", checkpoint.path.display(), checkpoint.label));
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Sends and takes messages.
+#[expect(clippy::print_stdout, reason = "its output is its purpose")]
+fn through_a_broker(options: &Options) -> Result<ExitCode, Failure> {
+    let folder = tempfile::Builder::new().prefix("load-").tempdir_in(&options.folder)?;
+    println!("{}", broker::measure(folder.path())?);
     Ok(ExitCode::SUCCESS)
 }
 
