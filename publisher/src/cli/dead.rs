@@ -211,7 +211,7 @@ async fn requeue(context: &Context, root: &Root, ids: &[String], again: bool) ->
         let message = message(root, &id, &letter, &who).await?;
         letters.push((id, message));
     }
-    let queue = context.queue()?;
+    let queue = context.queue().await?;
     for (id, message) in &letters {
         queue.send(message).await?;
         let note = format!("as job {} by {who} at {}", message.id, clock::now());

@@ -142,7 +142,7 @@ impl Drop {
     /// Where the spool cannot take it, the queue itself may.
     async fn send(&self, context: &Context, manifest: &CheckpointManifest, written: Vec<u8>) -> Result<Sent> {
         let deadline = Instant::now() + SEND;
-        let queue = context.queue_within(SEND);
+        let queue = context.queue_within(SEND).await;
         let spooled = self.spool.open(context).and_then(|spool| {
             spool.put(&manifest.id, &written)?;
             Ok(spool)
@@ -375,9 +375,9 @@ impl SpoolCommand {
             Some(SpoolAction::Drain { follow, timeout, spool }) => {
                 let spool = spool.open(context)?;
                 let patience = Duration::from_secs(if follow { 10 } else { timeout.min(10) });
-                let queue = context.queue_patiently(patience)?;
+                let queue = context.queue_patiently(patience).await?;
                 let drained = if follow {
-                    let mut stop = super::worker::told_to_stop();
+                    let mut stop = super::worker::told_to_stop(context);
                     crate::systemd::is_ready().await;
                     spool.follow(&*queue, stop.wait()).await?
                 } else {

@@ -36,9 +36,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use tokio::sync::watch;
 
-use weighbridge_queue::Queue;
-use weighbridge_queue::clock::SystemClock;
+use weighbridge_queue::clock::{Clock, SystemClock};
+use weighbridge_queue::error::Error as QueueError;
+use weighbridge_queue::{Queue, url};
 use weighbridge_schemas::names::ChannelName;
 use weighbridge_snapshots::channel::{Operation, WHO_BYTES};
 use weighbridge_snapshots::root::{Absent, Durability, Root};
@@ -158,6 +160,8 @@ pub struct Context {
     global: Global,
     config: Config,
     output: Output,
+    /// How many signals asked this process to end.
+    signals: watch::Receiver<u32>,
 }
 
 impl Context {
@@ -183,24 +187,32 @@ impl Context {
 
     /// The queue's URL, without a password.
     fn queue_shown(&self) -> String {
-        weighbridge_queue::url::shown(self.queue_url())
+        url::shown(self.queue_url())
     }
 
     /// The queue.
-    fn queue(&self) -> Result<Arc<dyn Queue>> {
-        Ok(weighbridge_queue::url::open(self.queue_url(), Arc::new(SystemClock::new()))?)
+    async fn queue(&self) -> Result<Arc<dyn Queue>> {
+        self.open_queue(|url, clock| url::open(url, clock)).await
     }
 
     /// The queue; no call waits longer than `patience` for other processes.
-    fn queue_within(&self, patience: Duration) -> Result<Arc<dyn Queue>> {
-        let clock = Arc::new(SystemClock::new());
-        Ok(weighbridge_queue::url::open_with(self.queue_url(), clock, patience)?)
+    async fn queue_within(&self, patience: Duration) -> Result<Arc<dyn Queue>> {
+        self.open_queue(move |url, clock| url::open_with(url, clock, patience)).await
     }
 
     /// The queue, which need not be there yet: for those who go on and on.
-    fn queue_patiently(&self, patience: Duration) -> Result<Arc<dyn Queue>> {
-        let clock = Arc::new(SystemClock::new());
-        Ok(weighbridge_queue::url::open_patiently(self.queue_url(), clock, patience)?)
+    async fn queue_patiently(&self, patience: Duration) -> Result<Arc<dyn Queue>> {
+        self.open_queue(move |url, clock| url::open_patiently(url, clock, patience)).await
+    }
+
+    /// Opens the queue where that may take a while, so that signals are heeded meanwhile.
+    async fn open_queue<T: Send + 'static>(
+        &self,
+        open: impl FnOnce(&str, Arc<dyn Clock>) -> std::result::Result<T, QueueError> + Send + 'static,
+    ) -> Result<T> {
+        let url = self.queue_url().to_owned();
+        let opening = tokio::task::spawn_blocking(move || open(&url, Arc::new(SystemClock::new())));
+        Ok(opening.await.map_err(|error| Failure::internal("opening the queue", error))??)
     }
 
     fn durability(&self, option: &SyncOption) -> Result<Durability> {
@@ -361,14 +373,15 @@ fn start(cli: Cli, output: Output) -> Result<ExitCode> {
         .map_err(|error| Failure::internal("starting", error))?;
     let command = cli.command;
     let done = runtime.block_on(async move {
+        // Before any work begins.
+        let mut signals = signals();
         let config = Config::load(cli.global.config.as_deref())?;
-        let context = Context { global: cli.global, config, output };
+        let context = Context { global: cli.global, config, output, signals: signals.clone() };
         // One that runs on and on is told to stop by the first signal, and stopped by the second.
-        let signals = if command.runs_on() { 2 } else { 1 };
+        let enough = if command.runs_on() { 2 } else { 1 };
         tokio::select! {
-            // First, so that the signals are caught before any work begins.
             biased;
-            () = interrupted(signals) => Err(Failure {
+            _ = signals.wait_for(|count| *count >= enough) => Err(Failure {
                 message: "interrupted; what was published before stays, run it again to finish".to_owned(),
                 exit: Exit::Interrupted,
                 class: "interrupted",
@@ -435,17 +448,27 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
 /// SIGXFSZ on Linux.
 const FILE_SIZE_SIGNAL: i32 = 25;
 
-/// Comes back on the `number`th Ctrl-C or SIGTERM from now on.
-async fn interrupted(number: u32) {
+/// Counts the signals that ask this process to end, SIGTERM and Ctrl-C, from now on.
+fn signals() -> watch::Receiver<u32> {
     use tokio::signal::unix::{SignalKind, signal};
+    let (sender, receiver) = watch::channel(0);
     // A file that reaches the process's size limit is to be an error like a full disk, not the end.
-    let _size_limit = signal(SignalKind::from_raw(FILE_SIZE_SIGNAL));
+    let size_limit = signal(SignalKind::from_raw(FILE_SIZE_SIGNAL));
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    let (Ok(mut terminate), Ok(mut interrupt)) = signals else { return std::future::pending().await };
-    for _ in 0..number {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+    tokio::spawn(async move {
+        let _size_limit = size_limit;
+        if let (Ok(mut terminate), Ok(mut interrupt)) = signals {
+            loop {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                sender.send_modify(|count| *count += 1);
+            }
         }
-    }
+        // Kept, so that whoever waits goes on waiting.
+        std::future::pending::<()>().await;
+        drop(sender);
+    });
+    receiver
 }

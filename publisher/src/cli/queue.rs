@@ -1,13 +1,11 @@
 //! `queue status`: what waits to be published.
 
-use std::sync::Arc;
-
 use clap::Subcommand;
 use serde_json::json;
 
 use weighbridge_queue::Depth;
-use weighbridge_queue::clock::SystemClock;
 use weighbridge_queue::message::Priority;
+use weighbridge_queue::url;
 use weighbridge_schemas::error::Kind;
 
 use super::Context;
@@ -36,7 +34,7 @@ impl Queue {
 }
 
 async fn status(context: &Context) -> Result<()> {
-    if !weighbridge_queue::url::is_there(context.queue_url(), Arc::new(SystemClock::new()))? {
+    if !context.open_queue(url::is_there).await? {
         let message = "there is no queue yet: `weighbridge drop`, a worker or `weighbridge serve` makes it; or name \
                        another with --queue";
         return Err(Failure {
@@ -46,7 +44,7 @@ async fn status(context: &Context) -> Result<()> {
             exit: Exit::NotFound,
         });
     }
-    let depth = context.queue()?.depth().await?;
+    let depth = context.queue().await?.depth().await?;
     let sum = |of: fn(&Depth) -> u64| depth.iter().map(of).sum::<u64>();
     let oldest = depth.iter().filter_map(|class| class.oldest).max();
     let classes: Vec<_> = depth

@@ -107,7 +107,7 @@ impl Republish {
             promote: self.promote,
             requested_by: Some(context.operation()?.who),
         };
-        context.queue()?.send(&messages::republish(&request)).await?;
+        context.queue().await?.send(&messages::republish(&request)).await?;
         let job = request.manifest.id;
         if self.wait {
             let which = Which::new(job, Some(self.model));

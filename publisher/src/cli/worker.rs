@@ -99,7 +99,7 @@ struct WorkOptions {
 
 impl Worker {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
-        let stop = told_to_stop();
+        let stop = told_to_stop(context);
         let listen = self.work.listen(context);
         self.work.run(context, self.until_empty, listen, stop).await
     }
@@ -107,13 +107,13 @@ impl Worker {
 
 impl Serve {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
-        let stop = told_to_stop();
+        let stop = told_to_stop(context);
         let listen = self.work.listen(context).unwrap_or(DEFAULT_LISTEN);
         let spool = async {
             if !self.roles.contains(&Role::Spool) {
                 return Ok(());
             }
-            let (spool, queue) = (self.spool.open(context)?, context.queue_patiently(PATIENCE)?);
+            let (spool, queue) = (self.spool.open(context)?, context.queue_patiently(PATIENCE).await?);
             let mut stop = stop.clone();
             spool.follow(&*queue, stop.wait()).await.map(drop).map_err(Failure::from)
         };
@@ -142,7 +142,7 @@ impl WorkOptions {
     ) -> Result<()> {
         let shown = Shown::on(context, listen).await?;
         let health = Arc::new(Health::default());
-        let steps = Arc::new(self.steps(context)?.watched_by(Arc::clone(&health)));
+        let steps = Arc::new(self.steps(context).await?.watched_by(Arc::clone(&health)));
         shown.start(&steps, &health, &stop);
         let seconds = |option: Option<u64>, configured: Option<u64>, default| {
             Duration::from_secs(option.or(configured).unwrap_or(default))
@@ -158,13 +158,17 @@ impl WorkOptions {
         let concurrency = steps.options().concurrency;
         tracing::info!(store = %steps.root().folder().display(), queue = context.queue_shown(), concurrency, "working");
         // A queue that will never be one is said now; one that is away is waited for.
-        if let Err(error) = steps.queue().depth().await {
+        let mut told = stop.clone();
+        let looked = tokio::select! {
+            looked = steps.queue().depth() => looked.map(drop),
+            () = told.wait() => Ok(()),
+        };
+        if let Err(error) = looked {
             if error.kind() == weighbridge_schemas::error::Kind::Permanent {
                 return Err(error.into());
             }
             health.queue_fails(&error);
         }
-        let told = stop.clone();
         worker::run(steps, concurrency, options, health, stop).await;
         if context.output.is_json() {
             let why = if told.is_set() { "told" } else { "empty" };
@@ -173,7 +177,7 @@ impl WorkOptions {
         Ok(())
     }
 
-    fn steps(&self, context: &Context) -> Result<Steps> {
+    async fn steps(&self, context: &Context) -> Result<Steps> {
         let configured = &context.config.worker;
         let number = |name: &str, option: Option<usize>, configured: Option<usize>, default| {
             let number = option.or(configured).unwrap_or(default);
@@ -210,7 +214,7 @@ impl WorkOptions {
             pauses: Pauses { first: Duration::from_secs(1), longest: Duration::from_secs(30) },
         };
         let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
-        Ok(Steps::new(root, context.queue_patiently(PATIENCE)?, options, Arc::new(Metrics::default())))
+        Ok(Steps::new(root, context.queue_patiently(PATIENCE).await?, options, Arc::new(Metrics::default())))
     }
 }
 
@@ -237,14 +241,16 @@ fn taker(device: Device) -> Result<Taker> {
     }
 }
 
-/// SIGTERM and Ctrl-C tell workers to stop.
-pub(super) fn told_to_stop() -> Stop {
+/// SIGTERM and Ctrl-C tell workers to stop, also where they came before this was asked.
+pub(super) fn told_to_stop(context: &Context) -> Stop {
     let (sender, stop) = Stop::new();
+    let mut signals = context.signals.clone();
     tokio::spawn(async move {
-        super::interrupted(1).await;
-        tracing::info!("told to stop");
-        systemd::stops().await;
-        let _ = sender.send(true);
+        if signals.wait_for(|count| *count >= 1).await.is_ok() {
+            tracing::info!("told to stop");
+            systemd::stops().await;
+            let _ = sender.send(true);
+        }
         // Kept, so that whoever listens goes on listening.
         std::future::pending::<()>().await;
     });

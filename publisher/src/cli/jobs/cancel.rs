@@ -31,7 +31,7 @@ impl Cancel {
         let root = context.root(Absent::Refuse)?;
         let record = self.which.get(&root).await?;
         let who = context.operation()?.who;
-        let ruling = end::cancel(&root, &*context.queue()?, &record, &who).await?;
+        let ruling = end::cancel(&root, &*context.queue().await?, &record, &who).await?;
         let (model, id) = (&record.manifest.model, record.job());
         let outcome = Job::new(&root, model, &id).outcome().await?.map(|outcome| outcome.outcome);
         let mut document = json!({ "job": id, "model": model, "decision": ruling, "outcome": outcome });

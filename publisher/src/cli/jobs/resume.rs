@@ -29,7 +29,7 @@ pub(super) struct Resume {
 impl Resume {
     pub(super) async fn run(&self, context: &Context) -> Result<ExitCode> {
         let root = context.root(Absent::Refuse)?;
-        let queue = context.queue()?;
+        let queue = context.queue().await?;
         let mut resumed = Vec::new();
         for model in models(&root, self.model.as_ref().map(ModelName::as_str)).await? {
             for id in jobs::list(&root, &model).await? {
