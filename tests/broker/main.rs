@@ -9,5 +9,16 @@
     reason = "a test fails by panicking, prints what it measured, and looks at the environment"
 )]
 
+#[path = "../chaos/accounts.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod accounts;
+#[path = "../system/binary.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod binary;
 mod contract;
 mod fixture;
+#[path = "../chaos/house.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod house;
+mod site;
+mod stops;

@@ -25,6 +25,7 @@ mod topology;
 mod wire;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ use lapin::options::{
 use lapin::types::ShortString;
 use lapin::{Channel, Confirmation};
 use tokio::runtime::Runtime;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::clock::Clock;
 use crate::error::Error;
@@ -47,6 +48,8 @@ use link::{Link, Purpose};
 use topology::Topology;
 use wire::History;
 
+/// How much longer than its limit a call may take, so that what waits for one answer alone says which.
+const SLACK: Duration = Duration::from_millis(500);
 /// How often leases are looked at that may have ended.
 const LOOK: Duration = Duration::from_millis(250);
 /// For how long a message is put back that somebody in this process is at, or that only newer versions know.
@@ -125,7 +128,7 @@ impl Amqp {
         })
     }
 
-    /// Runs `work` on the queue's own runtime, and waits for it without a runtime.
+    /// Runs `work` on the queue's own runtime, and waits for it without a runtime, for as long as a call may take.
     fn block_on<T: Send + 'static, W>(&self, work: impl FnOnce(Arc<Inner>) -> W) -> Result<T, Error>
     where
         W: Future<Output = Result<T, Error>> + Send + 'static,
@@ -137,16 +140,28 @@ impl Amqp {
                 let _ = sender.send(work.await);
             });
         }
-        receiver.recv().unwrap_or_else(|_| Err(broken_off()))
+        match receiver.recv_timeout(self.inner.most()) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => Err(self.inner.late()),
+            Err(RecvTimeoutError::Disconnected) => Err(broken_off()),
+        }
     }
 
-    /// Runs `work` on the queue's own runtime. When the caller goes away, it is done all the same.
+    /// Runs `work` on the queue's own runtime, and waits for it as long as a call may take. When the caller goes away, it
+    /// is done all the same.
     async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
         let Some(runtime) = &self.runtime else { return Err(broken_off()) };
-        runtime.spawn(work).await.unwrap_or_else(|_| Err(broken_off()))
+        let inner = Arc::clone(&self.inner);
+        let waited = runtime.spawn(async move {
+            match timeout(inner.most(), tokio::spawn(work)).await {
+                Ok(result) => result.unwrap_or_else(|_| Err(broken_off())),
+                Err(_) => Err(inner.late()),
+            }
+        });
+        waited.await.unwrap_or_else(|_| Err(broken_off()))
     }
 }
 
@@ -229,6 +244,15 @@ enum Published {
 }
 
 impl Inner {
+    /// How long a call takes at most: most wait for the broker more than once.
+    fn most(&self) -> Duration {
+        self.publishing.limit() + SLACK
+    }
+
+    fn late(&self) -> Error {
+        self.publishing.unknown(format!("the broker has not done it within {:?}", self.publishing.limit()))
+    }
+
     fn longest_hold(&self) -> Duration {
         Duration::from_millis(self.delivery.load(Ordering::Relaxed))
     }
@@ -294,10 +318,6 @@ impl Inner {
         body: &[u8],
     ) -> Result<Published, Error> {
         let link = &self.publishing;
-        let blocked = |why: String| format!("the broker takes no messages at the moment: {why}");
-        if let Some(why) = link.blocked() {
-            return Err(link.unreachable(blocked(why)));
-        }
         let channel = link.channel().await.map_err(later)?;
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let publishing = channel.clone();
@@ -313,7 +333,7 @@ impl Inner {
             }
             // A broker that is out of memory or disk reads nothing from here until it has some again.
             if let Some(why) = link.blocked() {
-                return Err(link.unknown(blocked(why)));
+                return Err(link.unknown(why));
             }
             if Instant::now() >= deadline {
                 link.give_up("it does not confirm").await;
@@ -528,8 +548,11 @@ impl Inner {
         let Some(hand) = self.hand.release(lease.fence) else { return Err(lost) };
         let (channel, tag) = match &hand.state {
             State::Delivered { channel, tag } if channel.status().connected() => (channel.clone(), *tag),
+            State::Delivered { .. } => {
+                return Err(Error::TakenBack { id: lease.message.id.clone(), why: self.why_closed() });
+            }
             State::PutBack => return Ok(()),
-            _ => return Err(lost),
+            State::TakenBack { .. } => return Err(lost),
         };
         let History { retries, waited, .. } = hand.history;
         let history = History {
