@@ -9,6 +9,7 @@
     reason = "a test fails by panicking, prints what it measured, and looks at the environment"
 )]
 
+mod access;
 #[path = "../chaos/accounts.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod accounts;
@@ -20,5 +21,8 @@ mod fixture;
 #[path = "../chaos/house.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod house;
+mod network;
 mod site;
 mod stops;
+mod timeouts;
+mod tls;

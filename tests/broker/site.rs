@@ -69,6 +69,8 @@ impl Working {
     /// Starts one that works until it is told to stop.
     pub(crate) fn start(root: Root, queue: Arc<dyn Queue>, lease: Duration) -> Self {
         let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
+        // Here nobody watches the store.
+        health.store_was_read();
         let steps = Steps::new(root, queue, options(), Arc::clone(&metrics)).watched_by(Arc::clone(&health));
         let options = worker::Options { until_empty: false, ..until_empty(lease) };
         let (tell, stop) = Stop::new();
@@ -88,10 +90,10 @@ impl Working {
         why
     }
 
-    /// How often something was tried again because of failures of this class.
-    pub(crate) fn retries(&self, class: &str) -> u64 {
+    /// How often something was tried again because of the queue's failures.
+    pub(crate) fn retries(&self) -> u64 {
         let text = self.metrics.text();
-        let lines = text.lines().filter(|line| line.contains(&format!("class=\"{class}\"")));
+        let lines = text.lines().filter(|line| line.contains("class=\"queue_"));
         lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
     }
 
@@ -142,16 +144,18 @@ pub(crate) async fn all_are_published(root: &Root, queue: &dyn Queue, numbers: s
     until("the queue is empty", LONG, is_empty).await;
 }
 
-/// A store whose chunks take their time.
+/// A store in which some chunks take their time.
 #[derive(Debug)]
 pub(crate) struct Slow {
+    /// Part of the keys of those that are slow.
+    of: &'static str,
     time: Duration,
     begun: AtomicU64,
 }
 
 impl Slow {
-    pub(crate) fn new(time: Duration) -> Arc<Self> {
-        Arc::new(Self { time, begun: AtomicU64::new(0) })
+    pub(crate) fn new(of: &'static str, time: Duration) -> Arc<Self> {
+        Arc::new(Self { of, time, begun: AtomicU64::new(0) })
     }
 
     /// How many chunks were begun.
@@ -162,7 +166,7 @@ impl Slow {
 
 impl Intercept for Slow {
     fn before(&self, request: &Request) -> Result<()> {
-        if request.name == "put_ahead" && request.key.as_ref().contains("/chunks/") {
+        if request.name == "put_ahead" && request.key.as_ref().contains(self.of) {
             self.begun.fetch_add(1, Ordering::SeqCst);
             std::thread::sleep(self.time);
         }

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use weighbridge_queue::Taker;
 use weighbridge_queue::dropper::{Dropper, Options};
 use weighbridge_queue::error::Error;
-use weighbridge_queue::message::{Device, Kind, Message, Priority};
 use weighbridge_schemas::checkpoint::CheckpointManifest;
 use weighbridge_tests::rabbit::{Broker, Settings};
 
 use crate::binary;
 use crate::house::House;
+use crate::network::message;
 use crate::site::{
     CALL, LONG, RECOVERY, Slow, Working, all_are_published, house, job, open, order, quick, until, within,
 };
@@ -44,7 +44,7 @@ impl Drop for Everybody {
 impl Everybody {
     async fn new(house: House) -> Self {
         let checkpoint = house.checkpoint("c.safetensors", 2);
-        let slow = Slow::new(CHUNK);
+        let slow = Slow::new("/chunks/", CHUNK);
         let root = house.root().behind(slow.clone());
         let worker = Working::start(root, open(&house.queue).unwrap(), Duration::from_secs(3));
         let spool = house.folder.join("spool of the library");
@@ -100,7 +100,7 @@ impl Everybody {
         let queue = open(&self.house.queue).unwrap();
         all_are_published(&self.house.root(), &*queue, 0..self.jobs).await;
         self.worker.is_ready().await;
-        assert!(self.worker.retries("queue_unreachable") > 0, "{}", self.worker.metrics.text());
+        assert!(self.worker.retries() > 0, "{}", self.worker.metrics.text());
     }
 }
 
@@ -156,17 +156,12 @@ async fn b06_everybody_outlives_a_broker_that_stops_blocks_and_is_killed() {
     all.drainer.kill().unwrap();
 }
 
-fn message(id: &str) -> Message {
-    let (kind, body) = (Kind::Checkpoint, b"{}".to_vec());
-    Message { id: id.to_owned(), kind, body, priority: Priority::Low, device: Device::Any }
-}
-
 /// Who sends is told so at once; who is done with a message can say so; nothing is lost, and it goes on afterwards.
 async fn broker_is_out_of_memory(broker: &Broker, all: &mut Everybody) {
     let queue = open(&quick(&broker.url("memory"), "")).unwrap();
     queue.send(&message("in hand")).await.unwrap();
     let lease = queue.lease(Taker::Cpu, LONG).await.unwrap().unwrap();
-    let before = all.worker.retries("queue_unreachable");
+    let before = all.worker.retries();
     all.hand_over();
     all.at_work().await;
     order(broker, &["set_vm_memory_high_watermark", "absolute", "1"]);
@@ -182,7 +177,7 @@ async fn broker_is_out_of_memory(broker: &Broker, all: &mut Everybody) {
     assert!(all.dropper.spool().waiting() > 0);
     order(broker, &["set_vm_memory_high_watermark", "absolute", "1GiB"]);
     all.after().await;
-    assert!(all.worker.retries("queue_unreachable") > before);
+    assert!(all.worker.retries() > before);
     // What had an unknown outcome came through after all; what was refused did not.
     until("the first one is there", LONG, async || {
         let lease = queue.lease(Taker::Cpu, LONG).await.unwrap();

@@ -58,7 +58,10 @@ pub(crate) fn measure(folder: &Path) -> Result<String, Failure> {
             rows.push(row(name, &timed(open(&url)?, open(&url)?).await?));
         }
         lines.push(String::new());
-        lines.extend(table(&["from sent to leased by an idle worker", "median ms", "p99 ms", "longest ms"], &rows));
+        lines.extend(table(
+            &["from sent to leased by an idle worker", "median ms", "p99 ms", "longest ms"],
+            &rows,
+        ));
         Ok::<_, Failure>(())
     })?;
     Ok(lines.join("\n"))
@@ -161,7 +164,8 @@ async fn bare(broker: &Broker) -> Result<Vec<String>, Failure> {
         async move {
             let properties = BasicProperties::default().with_delivery_mode(2);
             let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
-            let sent = channel.basic_publish("".into(), BARE.into(), options, &[b'x'; BODY], properties).await;
+            let sent =
+                channel.basic_publish("".into(), BARE.into(), options, &[b'x'; BODY], properties).await;
             sent.map_err(text)?.await.map(drop).map_err(text)
         }
     };

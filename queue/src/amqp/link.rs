@@ -258,13 +258,13 @@ impl Link {
                     }
                     match uri.scheme {
                         AMQPScheme::AMQP => Ok(stream),
-                        AMQPScheme::AMQPS => {
-                            stream.into_tls(&uri.authority.host, address.tls.as_ref()).await
-                        }
+                        AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, address.tls.as_ref()).await,
                     }
                 };
                 let reached = timeout(limit, reaching).await;
-                reached.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(lapin::Error::from)
+                reached
+                    .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+                    .map_err(lapin::Error::from)
             },
             properties,
         );
