@@ -14,6 +14,7 @@ use lapin::{BasicProperties, Connection, ConnectionProperties};
 
 use weighbridge_queue::Taker;
 use weighbridge_queue::error::Error;
+use weighbridge_queue::message::{Message, Priority};
 use weighbridge_queue::spool::{Sent, Spool, SpoolLimits};
 use weighbridge_snapshots::dead;
 use weighbridge_tests::rabbit::Broker;
@@ -85,6 +86,11 @@ async fn what_was_deleted_is_made_again_by_those_who_may() {
     let none = FieldTable::default();
     other.queue_unbind("deleted.normal".into(), "deleted".into(), "normal".into(), none).await.unwrap();
     within(CALL, drop_manifest(&*trainer, &job(0, &checkpoint))).await;
+    // What is on a queue that somebody deletes is gone with it.
+    until("the job has ended", LONG, async || {
+        accounts::outcome(&house.root(), "m0", &crate::house::id(0)).await.is_some()
+    })
+    .await;
     other.queue_delete("deleted.normal".into(), QueueDeleteOptions::default()).await.unwrap();
     until("it is taken again", LONG, async || trainer.send(&message("garbage")).await.is_ok()).await;
     within(CALL, drop_manifest(&*trainer, &job(1, &checkpoint))).await;
@@ -308,4 +314,47 @@ async fn b64_short_jobs_do_not_wait_for_a_long_one() {
     for worker in workers {
         worker.stop().await;
     }
+}
+
+/// A quorum queue without a leader, as a broker that is killed at a bad moment leaves one, answers nothing: that holds up
+/// no other queue, is told, and is over as soon as there is a leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_without_a_leader_holds_up_no_other() {
+    let Some(broker) = shared().await else { return };
+    let (_folder, house) = house(broker, "leaderless", "");
+    let checkpoint = house.checkpoint("c.safetensors", 1);
+    let queue = house.queue();
+    assert!(queue.lease(Taker::Cpu, LONG).await.unwrap().is_none());
+    let worker = Working::start(house.root(), house.queue(), LONG);
+    worker.is_ready().await;
+    let member = "{'%2F_leaderless.low', node()}";
+    order(broker, &["eval", &format!("ra:stop_server(quorum_queues, {member}).")]);
+    let low = Message { priority: Priority::Low, ..message("low") };
+    let error = within(CALL, queue.send(&low)).await.unwrap_err();
+    assert!(error.to_string().contains("leader"), "{error}");
+    // All others go on, with handles that were there before, and with new ones.
+    for number in 0..2 {
+        until("it is sent", CALL, async || queue.send(&message_of(number, &checkpoint)).await.is_ok()).await;
+    }
+    let late = Working::start(house.root(), house.queue(), LONG);
+    for number in 0..2 {
+        let (root, model) = (house.root(), format!("m{number}"));
+        until("the job has ended", LONG, async || {
+            accounts::outcome(&root, &model, &crate::house::id(number)).await.is_some()
+        })
+        .await;
+    }
+    within(CALL, late.is_ready()).await;
+    order(broker, &["eval", &format!("ra:restart_server(quorum_queues, {member}).")]);
+    until("it is sent", LONG, async || queue.send(&low).await.is_ok()).await;
+    until("it is taken", LONG, async || !accounts::letters(&house.root()).await.is_empty()).await;
+    for worker in [worker, late] {
+        worker.stop().await;
+    }
+}
+
+fn message_of(number: u64, checkpoint: &Path) -> Message {
+    let manifest = job(number, checkpoint);
+    let body = manifest.to_string().into_bytes();
+    Message { body, ..message(manifest["id"].as_str().unwrap()) }
 }

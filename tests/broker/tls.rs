@@ -29,8 +29,8 @@ async fn a_client_with_a_certificate_is_let_in_and_others_are_told_why_not() {
         .replace(&file(&files.client), &file(&files.expired))
         .replace(&file(&files.client_key), &file(&files.expired_key));
     for (url, said) in [
-        (url.replace(&file(&files.authority), &file(&others.authority)), "nknown"),
-        (without, "certificate"),
+        (url.replace(&file(&files.authority), &file(&others.authority)), "cacertfile"),
+        (without, "certfile"),
         (expired, "xpired"),
         (url.replace(&file(&files.client), &file(&others.client)), "key"),
     ] {

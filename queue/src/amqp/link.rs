@@ -24,6 +24,9 @@ use crate::error::Error;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
 /// How long a connection that is given up may take to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(300);
+/// For how long exchanges, queues and bindings that were seen are taken to be there. A binding that somebody deletes is
+/// missed by those who send, and they may not be allowed to make it.
+const PREPARED: Duration = Duration::from_secs(60);
 /// How many channels wait to be used again.
 const IDLE_CHANNELS: usize = 16;
 
@@ -50,8 +53,8 @@ pub(super) struct Link {
 #[derive(Debug, Default)]
 struct State {
     open: Option<Open>,
-    /// Whether exchanges and queues were seen on this connection.
-    prepared: bool,
+    /// When exchanges and queues were seen last on this connection.
+    prepared: Option<Instant>,
     idle: Vec<Channel>,
     failed: Option<Failed>,
 }
@@ -107,9 +110,10 @@ impl Link {
             // It would not even open a channel.
             return Err(self.unreachable(self.blocked().unwrap_or_else(|| BLOCKED.to_owned())));
         }
-        if self.purpose == Purpose::Take && !state.prepared {
+        let prepared = state.prepared.is_some_and(|at| at.elapsed() < PREPARED);
+        if self.purpose == Purpose::Take && !prepared {
             self.prepare(&connection).await?;
-            state.prepared = true;
+            state.prepared = Some(Instant::now());
         }
         while let Some(channel) = state.idle.pop() {
             if channel.status().connected() {
@@ -145,7 +149,7 @@ impl Link {
             }
             Err(_) => {
                 self.give_up("it does not answer").await;
-                Err(self.unreachable(format!("it has not answered for {:?}", self.limit)))
+                Err(self.unreachable(format!("it has not answered for {:?}; {LEADERLESS}", self.limit)))
             }
         }
     }
@@ -165,7 +169,7 @@ impl Link {
 
     /// Exchanges and queues are looked for, or made, before the next use.
     pub(super) async fn looks_again(&self) {
-        self.state.lock().await.prepared = false;
+        self.state.lock().await.prepared = None;
     }
 
     /// The connection is given up; the next call makes another.
@@ -338,6 +342,9 @@ impl Link {
             ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => {
                 self.last_error().unwrap_or_else(|| error.to_string())
             }
+            ErrorKind::IOError(error) if error.to_string().contains("ertificate") => {
+                format!("{error}; check cacertfile, certfile and keyfile of the URL, and how long they hold")
+            }
             _ => error.to_string(),
         };
         match code(error) {
@@ -367,6 +374,10 @@ impl Link {
 
 /// What is said of a broker that is short of memory or disk.
 const BLOCKED: &str = "the broker takes no messages at the moment";
+
+/// What may be the matter with a broker that lets people in, and then does not answer.
+pub(super) const LEADERLESS: &str = "if others can use the broker, a queue has no leader: see `rabbitmqctl list_queues \
+                                     name leader online messages`, and restart its nodes, or delete it";
 
 /// Remembers what the broker says by itself.
 async fn listen(
@@ -409,7 +420,7 @@ fn forget(state: &mut State) {
         tokio::spawn(open.end());
     }
     state.idle.clear();
-    state.prepared = false;
+    state.prepared = None;
 }
 
 /// The broker's code, where it is the broker's error.

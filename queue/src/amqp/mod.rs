@@ -44,7 +44,7 @@ use crate::message::{Device, Message, Priority};
 use crate::{Depth, Lease, Queue, Taker};
 pub(crate) use address::Address;
 use hand::{Hand, InHand, State};
-use link::{Link, Purpose};
+use link::{LEADERLESS, Link, Purpose};
 use topology::Topology;
 use wire::History;
 
@@ -337,7 +337,10 @@ impl Inner {
             }
             if Instant::now() >= deadline {
                 link.give_up("it does not confirm").await;
-                return Err(link.unknown(format!("it has not confirmed a message for {:?}", link.limit())));
+                return Err(link.unknown(format!(
+                    "it has not confirmed a message for {:?}; {LEADERLESS}",
+                    link.limit()
+                )));
             }
         };
         match confirmation {
@@ -351,9 +354,10 @@ impl Inner {
                 Ok(Published::Nowhere(why))
             }
             Ok(Confirmation::Nack(None) | Confirmation::NotRequested) => {
-                link.give_back(channel).await;
-                let why = "it does not take the message: a queue is full, or has too few nodes; `rabbitmqctl \
-                           list_queues name messages policy` shows which";
+                // A channel that was told that a queue is full may go on saying so for ever when its limit was
+                // raised: the next message gets another one.
+                let why = "it does not take the message: a queue is full, has no leader or too few nodes; \
+                           `rabbitmqctl list_queues name messages policy leader online` shows which";
                 Err(link.unreachable(why.to_owned()))
             }
             // There is not even the exchange.
