@@ -119,12 +119,18 @@ async fn a_trainer_who_may_make_nothing_keeps_its_manifest_until_it_is_routed() 
     let why = drop_waits(&house, &trainer);
     assert!(why.contains("not routed"), "{why}");
     assert_eq!(spool(&house).waiting(), 1);
-    let worker = Working::start(house.root(), house.queue(), LONG);
-    worker.is_ready().await;
-    let drained = run(&house.folder, &trainer, &["spool", "drain"]);
-    assert_eq!(drained.code, 0, "{drained:?}");
+    let works = |arguments: &[&str], queue: &str| {
+        let run = run(&house.folder, queue, arguments);
+        assert_eq!(run.code, 0, "{run:?}");
+        run.json()
+    };
+    // Whoever may makes it again.
+    works(&["worker", "--until-empty", "--threads", "2"], &house.queue);
+    works(&["spool", "drain"], &trainer);
+    assert_eq!(spool(&house).waiting(), 0);
+    assert_eq!(works(&["queue", "status"], &house.queue)["ready"], 1);
+    works(&["worker", "--until-empty", "--threads", "2"], &house.queue);
     all_are_published(&house.root(), &*house.queue(), 0..1).await;
-    worker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

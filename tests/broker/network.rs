@@ -80,10 +80,17 @@ async fn b06_a_network_that_drops_every_packet_is_noticed_and_outlived() {
     drop_manifest(&*trainer, &job(0, &checkpoint)).await;
     idler.is_ready().await;
     until("a part is worked on", LONG, async || slow.begun() > 0).await;
+    let other = open(&quick(&broker.url_through(&proxy, "silence other"), "")).unwrap();
+    assert!(other.lease(Taker::Cpu, LONG).await.unwrap().is_none());
+    other.send(&message("held")).await.unwrap();
+    let held = other.lease(Taker::Cpu, LONG).await.unwrap().unwrap();
     let (before, at_first) = (proxy.open(), threads());
 
     proxy.drop_packets();
     let silence = Instant::now();
+    within(CALL, other.done(&held)).await.unwrap_err();
+    within(CALL, other.lease(Taker::Cpu, LONG)).await.unwrap_err();
+    within(CALL, other.depth()).await.unwrap_err();
     let mut sent = Vec::new();
     let mut number = 1;
     while silence.elapsed() < SILENCE {
@@ -103,7 +110,15 @@ async fn b06_a_network_that_drops_every_packet_is_noticed_and_outlived() {
     assert!(number < 40, "each try is answered, and none at once: {number}");
 
     proxy.pass();
-    let _ = (idler.is_ready().await, worker.is_ready().await);
+    idler.is_ready().await;
+    worker.is_ready().await;
+    // What it was done with may have come through late, as TCP does it.
+    until("it is well again", RECOVERY, async || match other.lease(Taker::Cpu, LONG).await {
+        Ok(Some(lease)) => other.done(&lease).await.is_ok(),
+        Ok(None) => true,
+        Err(_) => false,
+    })
+    .await;
     for message in &sent {
         until("it is sent", RECOVERY, async || trainer.send(message).await.is_ok()).await;
     }

@@ -24,8 +24,8 @@ use crate::error::Error;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
 /// How long a connection that is given up may take to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(300);
-/// For how long exchanges, queues and bindings that were seen are taken to be there. A binding that somebody deletes is
-/// missed by those who send, and they may not be allowed to make it.
+/// For how long exchanges, queues and bindings that were made are taken to be there. A binding that somebody deletes is
+/// missed by those who send, and they may not be allowed to make it; those who take do so for them.
 const PREPARED: Duration = Duration::from_secs(60);
 /// How many channels wait to be used again.
 const IDLE_CHANNELS: usize = 16;
@@ -53,10 +53,28 @@ pub(super) struct Link {
 #[derive(Debug, Default)]
 struct State {
     open: Option<Open>,
-    /// When exchanges and queues were seen last on this connection.
-    prepared: Option<Instant>,
+    /// Whether exchanges and queues were seen on this connection.
+    prepared: Option<Prepared>,
     idle: Vec<Channel>,
     failed: Option<Failed>,
+}
+
+/// Exchanges and queues are there.
+#[derive(Debug, Clone, Copy)]
+enum Prepared {
+    /// They were made, where they were not there, at this moment.
+    Made(Instant),
+    /// They were looked for: this user may make none.
+    Seen,
+}
+
+impl Prepared {
+    fn holds(self) -> bool {
+        match self {
+            Self::Made(at) => at.elapsed() < PREPARED,
+            Self::Seen => true,
+        }
+    }
 }
 
 /// A connection, what it is made of, and who listens to what the broker says on it by itself.
@@ -110,10 +128,8 @@ impl Link {
             // It would not even open a channel.
             return Err(self.unreachable(self.blocked().unwrap_or_else(|| BLOCKED.to_owned())));
         }
-        let prepared = state.prepared.is_some_and(|at| at.elapsed() < PREPARED);
-        if self.purpose == Purpose::Take && !prepared {
-            self.prepare(&connection).await?;
-            state.prepared = Some(Instant::now());
+        if self.purpose == Purpose::Take && !state.prepared.is_some_and(Prepared::holds) {
+            state.prepared = Some(self.prepare(&connection).await?);
         }
         while let Some(channel) = state.idle.pop() {
             if channel.status().connected() {
@@ -301,7 +317,7 @@ impl Link {
     }
 
     /// Makes exchanges and queues, or looks for them where they may not be made.
-    async fn prepare(&self, connection: &Connection) -> Result<(), Error> {
+    async fn prepare(&self, connection: &Connection) -> Result<Prepared, Error> {
         // A broker of several nodes has to agree on each queue. What does not get done in this time is done all the same:
         // it was asked for, and is found the next time.
         let limit = self.limit;
@@ -310,13 +326,13 @@ impl Link {
             return Err(self.unreachable(format!("it has not made the queues for {limit:?}")));
         };
         match made {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(Prepared::Made(Instant::now())),
             Err(error) if code(&error) == Some(403) => {
                 let looking = async { self.topology.look(&connection.create_channel().await?).await };
                 let Ok(found) = timeout(limit, looking).await else {
                     return Err(self.unreachable(format!("it has not shown the queues for {limit:?}")));
                 };
-                found.map_err(|missing| match code(&missing) {
+                found.map(|()| Prepared::Seen).map_err(|missing| match code(&missing) {
                     Some(404) => self.refused(format!(
                         "{missing}; and this user may not make it ({error}): import the definitions of deploy/rabbitmq, \
                          or let the user configure ^{}(\\.|$)",
