@@ -103,6 +103,31 @@ async fn what_was_deleted_is_made_again_by_those_who_may() {
     worker.stop().await;
 }
 
+/// What only a newer version knows is put off for one, and is not lost where it cannot be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_newer_version_sent_waits_for_one() {
+    let Some(broker) = shared().await else { return };
+    let (_folder, house) = house(broker, "newer", "");
+    let queue = house.queue();
+    assert!(queue.lease(Taker::Cpu, LONG).await.unwrap().is_none());
+    let (other, none) = (stranger(broker).await, FieldTable::default());
+    other
+        .queue_unbind("newer.normal.delay.16s".into(), "newer.delay.16s".into(), "normal.#".into(), none)
+        .await
+        .unwrap();
+    let (options, properties) = (BasicPublishOptions::default(), BasicProperties::default());
+    let properties = properties.with_type("of tomorrow".into()).with_delivery_mode(2);
+    other.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
+    let sent = other.basic_publish("newer".into(), "normal".into(), options, b"?", properties);
+    sent.await.unwrap().await.unwrap();
+    queue.lease(Taker::Cpu, LONG).await.unwrap_err();
+    until("it is put off", LONG, async || {
+        assert!(!queue.lease(Taker::Cpu, LONG).await.is_ok_and(|lease| lease.is_some()));
+        queue.depth().await.is_ok_and(|depth| depth.iter().any(|class| class.delayed == 1))
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trainer_who_may_make_nothing_keeps_its_manifest_until_it_is_routed() {
     let Some(broker) = shared().await else { return };

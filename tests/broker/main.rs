@@ -21,6 +21,7 @@ mod fixture;
 #[path = "../chaos/house.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod house;
+mod long;
 mod network;
 mod site;
 mod stops;

@@ -66,8 +66,7 @@ async fn a_connection_that_is_cut_in_a_confirm_leaves_the_outcome_unknown_and_on
 
 /// B06, a network that drops every packet: see `stops`. While nothing is done, while a part is worked on, and while
 /// messages are sent.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b06_a_network_that_drops_every_packet_is_noticed_and_outlived() {
+pub(crate) async fn b06_a_network_that_drops_every_packet_is_noticed_and_outlived() {
     let Some(broker) = shared().await else { return };
     let proxy = Proxy::start(broker.address());
     let (_idle_folder, idle) = behind(&proxy, broker, "silence idle");

@@ -125,8 +125,7 @@ async fn start() -> Option<Broker> {
 
 /// B06: clients of brokers have hung for ever, or ended, when the connection closed while they took or published; here
 /// by a clean stop, by a kill, and (in `network`) by a network that drops everything.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b06_everybody_outlives_a_broker_that_stops_blocks_and_is_killed() {
+pub(crate) async fn b06_everybody_outlives_a_broker_that_stops_blocks_and_is_killed() {
     let Some(mut broker) = start().await else { return };
     let (_folder, house) = house(&broker, "stops", "");
     let mut all = Everybody::new(house).await;

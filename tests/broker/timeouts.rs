@@ -81,8 +81,7 @@ async fn the_limit_is_learned(broker: &Broker) {
     queue.done(&again).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
-async fn b05_a_part_that_takes_longer_than_the_broker_allows_is_published_once() {
+pub(crate) async fn b05_a_part_that_takes_longer_than_the_broker_allows_is_published_once() {
     let settings = Settings { consumer_timeout: Some(LIMIT), ..Settings::default() };
     let broker = tokio::task::spawn_blocking(move || Broker::start(&settings)).await.unwrap();
     let Some(broker) = broker else { return };
