@@ -20,6 +20,10 @@ pub struct Certificates {
     pub client: PathBuf,
     /// The key of the client's certificate.
     pub client_key: PathBuf,
+    /// A client's certificate that holds no more.
+    pub expired: PathBuf,
+    /// The key of that one.
+    pub expired_key: PathBuf,
 }
 
 impl Certificates {
@@ -51,7 +55,13 @@ impl Certificates {
         let server = parameters("localhost", &["127.0.0.1", "localhost"]);
         let (server, server_key) = signed(server, ExtendedKeyUsagePurpose::ServerAuth);
         let (client, client_key) = signed(parameters(user, &[]), ExtendedKeyUsagePurpose::ClientAuth);
+        let mut expired = parameters(user, &[]);
+        expired.not_after = rcgen::date_time_ymd(2020, 1, 1);
+        expired.not_before = rcgen::date_time_ymd(2019, 1, 1);
+        let (expired, expired_key) = signed(expired, ExtendedKeyUsagePurpose::ClientAuth);
         Self {
+            expired: write("expired.pem", expired),
+            expired_key: write("expired_key.pem", expired_key),
             authority: write("authority.pem", certificate),
             server: write("server.pem", server),
             server_key: write("server_key.pem", server_key),

@@ -49,7 +49,8 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// [`Error::LeaseLost`] where somebody else has, or has had, the message since; some backends say so as soon as the
     /// time is over. What was done already cannot be done again: after an unknown outcome it is no bad sign.
-    /// [`Error::TakenBack`], from [`Queue::extend`] alone, where a broker took the message back.
+    /// [`Error::TakenBack`], from here and from [`Queue::retry`], where a broker took the message back, and this is the
+    /// first that tells it.
     async fn extend(&self, lease: &Lease, time: Duration) -> Result<(), Error>;
 
     /// Takes the message off the queue, for good.

@@ -85,8 +85,8 @@ impl Backend for OnABroker {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn the_broker_passes_the_contract_suite() {
+/// The broker passes the contract suite.
+pub(crate) async fn suite() {
     let Some(broker) = tokio::task::spawn_blocking(Broker::shared).await.unwrap() else { return };
     let clock = Arc::new(ManualClock::new());
     let backend = OnABroker { broker, clock, opened: Mutex::default() };

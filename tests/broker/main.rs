@@ -9,6 +9,22 @@
     reason = "a test fails by panicking, prints what it measured, and looks at the environment"
 )]
 
+mod access;
+#[path = "../chaos/accounts.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod accounts;
+#[path = "../system/binary.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod binary;
 mod contract;
 mod fixture;
+#[path = "../chaos/house.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod house;
+mod long;
+mod network;
 mod others;
+mod site;
+mod stops;
+mod timeouts;
+mod tls;

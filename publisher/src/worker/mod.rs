@@ -36,6 +36,10 @@ const STILL_EMPTY: Duration = Duration::from_millis(500);
 
 /// How long a worker that is told to stop waits for the queue's answer.
 const LEAVE: Duration = Duration::from_secs(1);
+/// The pauses between the first attempts to tell the queue what became of a message, in milliseconds.
+const SETTLING: [u64; 3] = [50, 200, 1000];
+/// The pause between those that follow.
+const HELD: Duration = Duration::from_secs(2);
 /// The longest pause before a queue that fails is asked again.
 const LONGEST_OUTAGE: Duration = Duration::from_secs(5);
 
@@ -234,11 +238,14 @@ impl Slot {
         }
     }
 
-    /// Tells the queue what became of a message. Should that fail again and again, the lease runs out, and the message
-    /// is met again by somebody who finds that it was done.
-    async fn settle(&self, lease: &Lease, verdict: Verdict) {
-        let queue = self.steps.queue();
-        for pause in [50, 200, 1000, 0].map(Duration::from_millis) {
+    /// Tells the queue what became of a message. Where that it is done cannot be told, the lease runs out, and the message
+    /// is met again by somebody who finds that it was done. What is to be given back is held until the queue takes it,
+    /// or the worker has to stop: were it let go, it would count as abandoned, and a queue that takes nothing for a while
+    /// would be its end.
+    async fn settle(&mut self, lease: &Lease, verdict: Verdict) {
+        let queue = Arc::clone(self.steps.queue());
+        let mut pauses = SETTLING.into_iter().map(Duration::from_millis);
+        loop {
             self.pulse.beat();
             let told = async {
                 match verdict {
@@ -248,13 +255,27 @@ impl Slot {
             };
             match timeout(self.options.lease, told).await {
                 Ok(Ok(())) => return,
+                Ok(Err(error @ QueueError::TakenBack { .. })) => {
+                    return self.steps.taken_back(lease, error).await;
+                }
                 Ok(Err(error)) if error.kind() == Kind::Conflict => return,
                 Ok(Err(error)) => {
                     tracing::warn!(%error, message = %lease.message.id, "a message is not settled");
+                    self.health.queue_takes_nothing(&error.to_string());
                 }
                 Err(_) => tracing::warn!(message = %lease.message.id, "the queue does not answer"),
             }
-            sleep(pause).await;
+            let pause = match pauses.next() {
+                Some(pause) => pause,
+                None if verdict == Verdict::Done || self.stop.is_set() => return,
+                None => HELD,
+            };
+            tokio::select! {
+                () = self.stop.wait(), if pause == HELD => {}
+                () = sleep(pause) => {}
+            }
+            // Should it be lost, the next try says so.
+            let _ = timeout(self.options.lease, queue.extend(lease, self.lease_time())).await;
         }
     }
 }

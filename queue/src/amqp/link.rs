@@ -3,13 +3,17 @@
 //! The library can recover connections by itself, but calls made meanwhile wait for it, for as long as that takes. Here
 //! whoever asks while the broker is away is told so at once, and the next attempt is made by whoever asks after a pause.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use lapin::options::ConfirmSelectOptions;
-use lapin::tcp::AMQPUriTcpExt;
+use lapin::tcp::{AMQPUriTcpExt, AsyncTcpStream, TLSConfig};
+use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Channel, Connection, ConnectionProperties, ErrorKind, Event};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::address::Address;
@@ -20,6 +24,9 @@ use crate::error::Error;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(4));
 /// How long a connection that is given up may take to say goodbye.
 const GOODBYE: Duration = Duration::from_millis(300);
+/// For how long exchanges, queues and bindings that were made are taken to be there. A binding that somebody deletes is
+/// missed by those who send, and they may not be allowed to make it; those who take do so for them.
+const PREPARED: Duration = Duration::from_secs(60);
 /// How many channels wait to be used again.
 const IDLE_CHANNELS: usize = 16;
 
@@ -45,11 +52,50 @@ pub(super) struct Link {
 
 #[derive(Debug, Default)]
 struct State {
-    connection: Option<Arc<Connection>>,
+    open: Option<Open>,
     /// Whether exchanges and queues were seen on this connection.
-    prepared: bool,
+    prepared: Option<Prepared>,
     idle: Vec<Channel>,
     failed: Option<Failed>,
+}
+
+/// Exchanges and queues are there.
+#[derive(Debug, Clone, Copy)]
+enum Prepared {
+    /// They were made, where they were not there, at this moment.
+    Made(Instant),
+    /// They were looked for: this user may make none.
+    Seen,
+}
+
+impl Prepared {
+    fn holds(self) -> bool {
+        match self {
+            Self::Made(at) => at.elapsed() < PREPARED,
+            Self::Seen => true,
+        }
+    }
+}
+
+/// A connection, what it is made of, and who listens to what the broker says on it by itself.
+#[derive(Debug)]
+struct Open {
+    connection: Arc<Connection>,
+    socket: Socket,
+    listener: JoinHandle<()>,
+}
+
+/// The socket of a connection, to end it by. The library has a thread and some MiB of memory for each connection until
+/// that ends; and where nothing comes from a broker any more, a connection that was given up would not end.
+#[derive(Debug, Clone, Default)]
+struct Socket(Arc<OnceLock<TcpStream>>);
+
+impl Socket {
+    fn end(&self) {
+        if let Some(socket) = self.0.get() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 /// The last attempt to connect.
@@ -78,9 +124,12 @@ impl Link {
     pub(super) async fn channel(&self) -> Result<Channel, Error> {
         let mut state = self.state.lock().await;
         let connection = self.connection(&mut state).await?;
-        if self.purpose == Purpose::Take && !state.prepared {
-            self.prepare(&connection).await?;
-            state.prepared = true;
+        if connection.status().blocked() {
+            // It would not even open a channel.
+            return Err(self.unreachable(self.blocked().unwrap_or_else(|| BLOCKED.to_owned())));
+        }
+        if self.purpose == Purpose::Take && !state.prepared.is_some_and(Prepared::holds) {
+            state.prepared = Some(self.prepare(&connection).await?);
         }
         while let Some(channel) = state.idle.pop() {
             if channel.status().connected() {
@@ -98,7 +147,7 @@ impl Link {
     /// Takes back a channel on which nothing is under way.
     pub(super) async fn give_back(&self, channel: Channel) {
         let mut state = self.state.lock().await;
-        let current = state.connection.as_ref().is_some_and(|connection| connection.status().connected());
+        let current = state.open.as_ref().is_some_and(|open| open.connection.status().connected());
         if current && channel.status().connected() && state.idle.len() < IDLE_CHANNELS {
             state.idle.push(channel);
         }
@@ -116,7 +165,7 @@ impl Link {
             }
             Err(_) => {
                 self.give_up("it does not answer").await;
-                Err(self.unreachable(format!("it has not answered for {:?}", self.limit)))
+                Err(self.unreachable(format!("it has not answered for {:?}; {LEADERLESS}", self.limit)))
             }
         }
     }
@@ -136,13 +185,13 @@ impl Link {
 
     /// Exchanges and queues are looked for, or made, before the next use.
     pub(super) async fn looks_again(&self) {
-        self.state.lock().await.prepared = false;
+        self.state.lock().await.prepared = None;
     }
 
     /// The connection is given up; the next call makes another.
     pub(super) async fn give_up(&self, why: &str) {
         let mut state = self.state.lock().await;
-        if state.connection.is_some() {
+        if state.open.is_some() {
             tracing::warn!(broker = %self.address.shown, purpose = ?self.purpose, why, "the connection is given up");
         }
         forget(&mut state);
@@ -150,15 +199,15 @@ impl Link {
 
     /// Says goodbye to the broker.
     pub(super) async fn close(&self) {
-        let connection = self.state.lock().await.connection.take();
-        if let Some(connection) = connection {
-            let _ = timeout(GOODBYE, connection.close(200, "goodbye".into())).await;
+        let open = self.state.lock().await.open.take();
+        if let Some(open) = open {
+            open.end().await;
         }
     }
 
-    /// Why the broker takes no messages at the moment, where it said so.
+    /// That the broker takes no messages at the moment, and why, where it said so.
     pub(super) fn blocked(&self) -> Option<String> {
-        self.news().blocked.clone()
+        self.news().blocked.as_ref().map(|why| format!("{BLOCKED}: {why}"))
     }
 
     /// What the broker said last when it closed a channel or the connection.
@@ -175,10 +224,14 @@ impl Link {
     }
 
     async fn connection(&self, state: &mut State) -> Result<Arc<Connection>, Error> {
-        if let Some(connection) = &state.connection {
-            if connection.status().connected() {
-                return Ok(Arc::clone(connection));
+        if let Some(open) = &state.open {
+            if open.connection.status().connected() {
+                return Ok(Arc::clone(&open.connection));
             }
+            tracing::warn!(
+                broker = %self.address.shown, purpose = ?self.purpose, why = self.last_error(),
+                "the connection was lost"
+            );
             forget(state);
         }
         let pause = match &state.failed {
@@ -187,10 +240,10 @@ impl Link {
             None => PAUSES.0,
         };
         match self.connect().await {
-            Ok(connection) => {
-                let connection = Arc::new(connection);
+            Ok(open) => {
                 tracing::info!(broker = %self.address.shown, purpose = ?self.purpose, "connected");
-                *state = State { connection: Some(Arc::clone(&connection)), ..State::default() };
+                let connection = Arc::clone(&open.connection);
+                *state = State { open: Some(open), ..State::default() };
                 Ok(connection)
             }
             Err(error) => {
@@ -202,47 +255,51 @@ impl Link {
         }
     }
 
-    async fn connect(&self) -> Result<Connection, Error> {
+    async fn connect(&self) -> Result<Open, Error> {
         let purpose = match self.purpose {
             Purpose::Publish => "weighbridge, publishing",
             Purpose::Take => "weighbridge, taking",
         };
         let properties = ConnectionProperties::default().with_connection_name(purpose.into());
         let runtime = lapin::runtime::default_runtime().map_err(|error| self.error(&error))?;
-        let (address, limit) = (Arc::clone(&self.address), self.address.connecting);
-        let reach = async move |uri: lapin::uri::AMQPUri, runtime| {
-            let reached = timeout(limit, uri.connect_with_config_async(address.tls.as_ref(), &runtime)).await;
-            reached.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())).map_err(lapin::Error::from)
+        let (address, limit, socket) =
+            (Arc::clone(&self.address), self.address.connecting, Socket::default());
+        let reached = socket.clone();
+        // Inline, since the runtime's type has no public name.
+        let connecting = Connection::connector(
+            self.address.uri.clone(),
+            runtime,
+            async move |uri: AMQPUri, runtime| {
+                let reaching = async {
+                    let plain = AMQPUri { scheme: AMQPScheme::AMQP, ..uri.clone() };
+                    let stream = plain.connect_with_config_async(TLSConfig::default(), &runtime).await?;
+                    if let AsyncTcpStream::Plain(stream) = &stream {
+                        let _ = reached.0.set(stream.get_ref().as_fd().try_clone_to_owned()?.into());
+                    }
+                    match uri.scheme {
+                        AMQPScheme::AMQP => Ok(stream),
+                        AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, address.tls.as_ref()).await,
+                    }
+                };
+                let reached = timeout(limit, reaching).await;
+                reached
+                    .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+                    .map_err(lapin::Error::from)
+            },
+            properties,
+        );
+        let connected = match timeout(limit, connecting).await {
+            Ok(connected) => connected.map_err(|error| self.error(&error)),
+            Err(_) => Err(self.unreachable(format!("no connection within {limit:?}"))),
         };
-        let connecting = Connection::connector(self.address.uri.clone(), runtime, reach, properties);
-        let connection = match timeout(limit, connecting).await {
-            Ok(connected) => connected.map_err(|error| self.error(&error))?,
-            Err(_) => return Err(self.unreachable(format!("no connection within {limit:?}"))),
-        };
+        let connection = connected.inspect_err(|_| socket.end())?;
         *self.news() = News::default();
-        let (mut events, news) = (Box::pin(connection.events_listener()), Arc::clone(&self.news));
-        let broker = self.address.shown.clone();
-        tokio::spawn(async move {
-            while let Some(event) = events.next().await {
-                let mut news = news.lock().unwrap_or_else(PoisonError::into_inner);
-                match event {
-                    Event::ConnectionBlocked(why) => {
-                        tracing::warn!(broker, why, "the broker takes no messages");
-                        news.blocked = Some(why);
-                    }
-                    Event::ConnectionUnblocked => {
-                        tracing::info!(broker, "the broker takes messages again");
-                        news.blocked = None;
-                    }
-                    Event::Error(error) => {
-                        tracing::warn!(broker, %error, "the broker closed a channel or the connection");
-                        news.last_error = Some(error.to_string());
-                    }
-                    _ => {}
-                }
-            }
-        });
-        Ok(connection)
+        let listener = tokio::spawn(listen(
+            Box::pin(connection.events_listener()),
+            Arc::clone(&self.news),
+            self.address.shown.clone(),
+        ));
+        Ok(Open { connection: Arc::new(connection), socket, listener })
     }
 
     async fn open(&self, connection: &Connection) -> Result<Channel, Error> {
@@ -260,20 +317,22 @@ impl Link {
     }
 
     /// Makes exchanges and queues, or looks for them where they may not be made.
-    async fn prepare(&self, connection: &Connection) -> Result<(), Error> {
-        let limit = self.limit.max(PREPARING);
+    async fn prepare(&self, connection: &Connection) -> Result<Prepared, Error> {
+        // A broker of several nodes has to agree on each queue. What does not get done in this time is done all the same:
+        // it was asked for, and is found the next time.
+        let limit = self.limit;
         let making = async { self.topology.declare(&connection.create_channel().await?).await };
         let Ok(made) = timeout(limit, making).await else {
             return Err(self.unreachable(format!("it has not made the queues for {limit:?}")));
         };
         match made {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(Prepared::Made(Instant::now())),
             Err(error) if code(&error) == Some(403) => {
                 let looking = async { self.topology.look(&connection.create_channel().await?).await };
                 let Ok(found) = timeout(limit, looking).await else {
                     return Err(self.unreachable(format!("it has not shown the queues for {limit:?}")));
                 };
-                found.map_err(|missing| match code(&missing) {
+                found.map(|()| Prepared::Seen).map_err(|missing| match code(&missing) {
                     Some(404) => self.refused(format!(
                         "{missing}; and this user may not make it ({error}): import the definitions of deploy/rabbitmq, \
                          or let the user configure ^{}(\\.|$)",
@@ -298,6 +357,9 @@ impl Link {
             }
             ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => {
                 self.last_error().unwrap_or_else(|| error.to_string())
+            }
+            ErrorKind::IOError(error) if error.to_string().contains("ertificate") => {
+                format!("{error}; check cacertfile, certfile and keyfile of the URL, and how long they hold")
             }
             _ => error.to_string(),
         };
@@ -326,18 +388,55 @@ impl Link {
     }
 }
 
-/// How long making all exchanges and queues may take: a broker of several nodes has to agree on each.
-const PREPARING: Duration = Duration::from_secs(30);
+/// What is said of a broker that is short of memory or disk.
+const BLOCKED: &str = "the broker takes no messages at the moment";
+
+/// What may be the matter with a broker that lets people in, and then does not answer.
+pub(super) const LEADERLESS: &str = "if others can use the broker, a queue has no leader: see `rabbitmqctl list_queues \
+                                     name leader online messages`, and restart its nodes, or delete it";
+
+/// Remembers what the broker says by itself.
+async fn listen(
+    mut events: impl futures::Stream<Item = Event> + Unpin,
+    news: Arc<Mutex<News>>,
+    broker: String,
+) {
+    while let Some(event) = events.next().await {
+        let mut news = news.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::ConnectionBlocked(why) => {
+                tracing::warn!(broker, why, "the broker takes no messages");
+                news.blocked = Some(why);
+            }
+            Event::ConnectionUnblocked => {
+                tracing::info!(broker, "the broker takes messages again");
+                news.blocked = None;
+            }
+            Event::Error(error) => {
+                tracing::warn!(broker, %error, "the broker closed a channel or the connection");
+                news.last_error = Some(error.to_string());
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Open {
+    /// Says goodbye to the broker, if it listens.
+    async fn end(self) {
+        self.listener.abort();
+        let _ = timeout(GOODBYE, self.connection.close(200, "goodbye".into())).await;
+        self.socket.end();
+    }
+}
 
 /// Lets a connection go, without waiting for what the broker says to it.
 fn forget(state: &mut State) {
-    if let Some(connection) = state.connection.take() {
-        tokio::spawn(async move {
-            let _ = timeout(GOODBYE, connection.close(200, "goodbye".into())).await;
-        });
+    if let Some(open) = state.open.take() {
+        tokio::spawn(open.end());
     }
     state.idle.clear();
-    state.prepared = false;
+    state.prepared = None;
 }
 
 /// The broker's code, where it is the broker's error.
