@@ -183,6 +183,10 @@ impl Queue for Faulty {
         self.call("depth", self.queue.depth()).await
     }
 
+    async fn prepare(&self) -> Result<(), Error> {
+        self.queue.prepare().await
+    }
+
     fn longest_hold(&self) -> Option<Duration> {
         self.queue.longest_hold()
     }

@@ -68,6 +68,12 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
     /// What is on the queue, a line a class, the highest first.
     async fn depth(&self) -> Result<Vec<Depth>, Error>;
 
+    /// Makes what messages are taken from, where it is not there yet: for those who are about to take, so that what will
+    /// never work is told before.
+    async fn prepare(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// For how long a message can be held at all, however often its lease is extended; `None`: for as long as it takes.
     fn longest_hold(&self) -> Option<Duration> {
         None

@@ -135,6 +135,10 @@ impl Queue for Later {
         self.queue().await?.depth().await
     }
 
+    async fn prepare(&self) -> Result<(), Error> {
+        self.queue().await?.prepare().await
+    }
+
     fn longest_hold(&self) -> Option<Duration> {
         self.opened.get().and_then(|queue| queue.longest_hold())
     }

@@ -160,7 +160,7 @@ impl WorkOptions {
         // A queue that will never be one is said now; one that is away is waited for.
         let mut told = stop.clone();
         let looked = tokio::select! {
-            looked = steps.queue().depth() => looked.map(drop),
+            looked = steps.queue().prepare() => looked,
             () = told.wait() => Ok(()),
         };
         if let Err(error) = looked {

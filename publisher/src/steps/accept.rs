@@ -81,7 +81,7 @@ async fn accept(steps: &Steps, lease: &Lease, wanted: Wanted) -> Result<Verdict>
         return Ok(Verdict::Done);
     }
     if lease.abandoned >= MOST_ABANDONED {
-        let why = why(&abandoned(lease));
+        let why = why(&abandoned());
         return end::die(steps, &ruling, StepKind::Accept, why).await;
     }
     let allowed = steps.options.sources.check(&ruling.manifest.location);

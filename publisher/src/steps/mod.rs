@@ -245,7 +245,7 @@ impl Steps {
         let policy = policy(record)?;
         let (began, started) = (clock::now(), Instant::now());
         let stepped = if self.is_abandoned(lease, step, record).await? {
-            Err(Trouble::Other(abandoned(lease)))
+            Err(Trouble::Other(abandoned()))
         } else {
             match step.step {
                 StepKind::Accept => accept::again(self, record).await,
@@ -277,7 +277,7 @@ impl Steps {
         }
         self.note(record, &event).await;
         if event.came == Came::Dead {
-            let failure = event.error.clone().unwrap_or_else(|| why(&abandoned(lease)));
+            let failure = event.error.clone().unwrap_or_else(|| why(&abandoned()));
             return end::die(self, record, step.step, failure).await;
         }
         if event.came == Came::NotReady {
@@ -393,11 +393,10 @@ fn unknown_job(step: &Step) -> Failure {
     }
 }
 
-fn abandoned(lease: &Lease) -> Failure {
+fn abandoned() -> Failure {
     let message = format!(
-        "{} workers that had taken it died over it, or held it for longer than they may; look at their logs and their \
-         memory, then `weighbridge dead requeue` it",
-        lease.abandoned
+        "workers that had taken it died over it, or lost it, {MOST_ABANDONED} times or more; look at their logs and their \
+         memory, then `weighbridge dead requeue` it"
     );
     Failure {
         kind: weighbridge_schemas::error::Kind::Permanent,

@@ -3,21 +3,20 @@
 //! Options that RabbitMQ's own clients have in URLs have the same names here
 //! (<https://www.rabbitmq.com/docs/uri-query-parameters>).
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use lapin::tcp::{OwnedIdentity, OwnedTLSConfig};
 use lapin::uri::{AMQPAuthority, AMQPQueryString, AMQPScheme, AMQPUri, AMQPUserInfo, SASLMechanism};
 use percent_encoding::percent_decode_str;
 use url::{Host, Url};
 use weighbridge_schemas::error::shorten;
 
+use super::certificates::Files;
 use crate::error::Error;
 
 /// Longest name of a queue, in bytes: the names that are made from it have to fit into 255.
 const NAME_BYTES: usize = 127;
-/// Largest certificate or key file.
-const FILE_BYTES: u64 = 1 << 20;
 /// The options, for messages.
 const OPTIONS: &str = "queue, heartbeat, connection_timeout, delivery_timeout, auth_mechanism, cacertfile, certfile and \
                        keyfile";
@@ -26,7 +25,7 @@ const OPTIONS: &str = "queue, heartbeat, connection_timeout, delivery_timeout, a
 #[derive(Clone)]
 pub(crate) struct Address {
     pub(super) uri: AMQPUri,
-    pub(super) tls: OwnedTLSConfig,
+    pub(super) files: Files,
     /// What all exchanges and queues are named after.
     pub(super) queue: String,
     /// How long making a connection may take.
@@ -50,6 +49,16 @@ impl Address {
     /// [`Error::Refused`] where it is no such URL.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let url = Url::parse(text).map_err(|error| refused("the URL", error.to_string()))?;
+        // Everything that belongs in front of the host has to be there: what follows is shown to people.
+        let behind =
+            text.split_once("://").and_then(|(_, rest)| rest.find(['/', '?', '#']).map(|at| &rest[at..]));
+        if behind.is_some_and(|behind| behind.contains(['@', '#'])) {
+            return Err(refused(
+                "the URL",
+                "there is an @ or a # behind the host; in a user or a password write / as %2F, ? as %3F, # as %23, and \
+                 @ as %40, and in a path or an option too",
+            ));
+        }
         let tls = url.scheme() == "amqps";
         let scheme = if tls { AMQPScheme::AMQPS } else { AMQPScheme::AMQP };
         let host = match url.host() {
@@ -81,7 +90,7 @@ impl Address {
                 vhost,
                 query: AMQPQueryString { heartbeat: Some(10), ..AMQPQueryString::default() },
             },
-            tls: OwnedTLSConfig::default(),
+            files: Files::default(),
             queue: "weighbridge".to_owned(),
             connecting: Duration::from_secs(5),
             delivery: Duration::from_secs(1800),
@@ -97,7 +106,12 @@ impl Address {
 
     fn options(&mut self, url: &Url) -> Result<(), Error> {
         let (mut certificate, mut key) = (None, None);
+        let mut seen = BTreeSet::new();
         for (name, value) in url.query_pairs() {
+            if !seen.insert(name.clone()) {
+                return Err(option(&name, "it is there twice"));
+            }
+            let file = || Some(PathBuf::from(value.as_ref()));
             match name.as_ref() {
                 "queue" => self.queue = queue(&value)?,
                 "heartbeat" => {
@@ -122,21 +136,19 @@ impl Address {
                         }
                     });
                 }
-                "cacertfile" => self.tls.cert_chain = Some(text_of(&name, &value)?),
-                "certfile" => certificate = Some(text_of(&name, &value)?),
-                "keyfile" => key = Some(text_of(&name, &value)?),
+                "cacertfile" => self.files.authorities = file(),
+                "certfile" => certificate = file(),
+                "keyfile" => key = file(),
                 _ => return Err(option(&name, &format!("there is no such option; there are {OPTIONS}"))),
             }
         }
-        let files = self.tls.cert_chain.is_some() || certificate.is_some() || key.is_some();
+        let files = self.files.authorities.is_some() || certificate.is_some() || key.is_some();
         if files && self.uri.scheme != AMQPScheme::AMQPS {
             return Err(refused("the URL", "certificates are for amqps://; amqp:// uses none"));
         }
-        self.tls.identity = match (certificate, key) {
+        self.files.client = match (certificate, key) {
             (None, None) => None,
-            (Some(pem), Some(key)) => {
-                Some(OwnedIdentity::PKCS8 { pem: pem.into_bytes(), key: key.into_bytes() })
-            }
+            (Some(certificate), Some(key)) => Some((certificate, key)),
             _ => return Err(refused("the URL", "certfile and keyfile go together")),
         };
         Ok(())
@@ -161,7 +173,7 @@ fn shown(url: &Url) -> String {
     .to_owned()
 }
 
-fn refused(what: &str, why: impl Into<String>) -> Error {
+pub(super) fn refused(what: &str, why: impl Into<String>) -> Error {
     Error::Refused { what: format!("queue amqp: {what}"), why: why.into() }
 }
 
@@ -192,21 +204,10 @@ fn number(name: &str, text: &str, least: u64, most: u64) -> Result<u64, Error> {
     number.ok_or_else(|| option(name, &format!("it is a number from {least} to {most}")))
 }
 
-fn text_of(name: &str, file: &str) -> Result<String, Error> {
-    let path = Path::new(file);
-    let size =
-        std::fs::metadata(path).map_err(|error| option(name, &format!("{}: {error}", path.display())))?;
-    if size.len() > FILE_BYTES {
-        return Err(option(
-            name,
-            &format!("{}: it is no PEM file: it has {} bytes", path.display(), size.len()),
-        ));
-    }
-    std::fs::read_to_string(path).map_err(|error| option(name, &format!("{}: {error}", path.display())))
-}
-
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -231,6 +232,19 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn whatever_is_written_is_a_url_or_is_not(rest: String, password in "[a-z]{12}") {
+            for url in [format!("amqp://{rest}"), format!("amqps://u:{password}@h/{rest}")] {
+                let said = match Address::parse(&url) {
+                    Ok(address) => address.shown().to_owned(),
+                    Err(error) => error.to_string(),
+                };
+                prop_assert!(!said.contains(&password), "{said}");
+            }
+        }
+    }
+
     #[test]
     fn what_is_wrong_is_said_without_secrets() {
         for (url, said) in [
@@ -245,7 +259,11 @@ mod tests {
             ("amqp://u:secret@h?auth_mechanism=x", "external"),
             ("amqp://u:secret@h?cacertfile=/dev/null", "amqps"),
             ("amqps://u:secret@h?certfile=/dev/null", "together"),
-            ("amqps://u:secret@h?cacertfile=/nowhere/at/all", "/nowhere/at/all"),
+            ("amqp://u:2024/secret@h/v", "%2F"),
+            ("amqp://u:12?secret@h/v", "%3F"),
+            ("amqp://u:12#secret@h/v", "%23"),
+            ("amqp://u:p@h/v#secret", "%23"),
+            ("amqp://u:secret@h?queue=a&queue=b", "twice"),
             ("amqp://u:%FFsecret@h", "UTF-8"),
         ] {
             let error = Address::parse(url).unwrap_err();

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use lapin::options::ConfirmSelectOptions;
-use lapin::tcp::{AMQPUriTcpExt, AsyncTcpStream, TLSConfig};
+use lapin::tcp::{AMQPUriTcpExt, AsyncTcpStream, RustlsConnector, TLSConfig};
 use lapin::uri::{AMQPScheme, AMQPUri};
 use lapin::{Channel, Connection, ConnectionProperties, ErrorKind, Event};
 use tokio::task::JoinHandle;
@@ -42,6 +42,8 @@ pub(super) enum Purpose {
 #[derive(Debug)]
 pub(super) struct Link {
     address: Arc<Address>,
+    /// What makes connections safe, where they are to be.
+    tls: Option<Arc<RustlsConnector>>,
     topology: Topology,
     purpose: Purpose,
     /// The longest that a call waits for the broker's answer.
@@ -114,21 +116,36 @@ struct News {
 }
 
 impl Link {
-    pub(super) fn new(address: Arc<Address>, topology: Topology, purpose: Purpose, limit: Duration) -> Self {
+    pub(super) fn new(
+        address: Arc<Address>,
+        tls: Option<Arc<RustlsConnector>>,
+        purpose: Purpose,
+        limit: Duration,
+    ) -> Self {
         let (state, news) = (tokio::sync::Mutex::default(), Arc::default());
-        Self { address, topology, purpose, limit, state, news }
+        let topology = Topology::new(&address.queue);
+        Self { address, tls, topology, purpose, limit, state, news }
     }
 
     /// A channel, on a connection that is made where there is none; in confirm mode where it is to publish, else on a
     /// broker that has all exchanges and queues.
     pub(super) async fn channel(&self) -> Result<Channel, Error> {
+        self.a_channel(self.purpose == Purpose::Take).await
+    }
+
+    /// A channel to look at what is there, of which nothing is made.
+    pub(super) async fn bare_channel(&self) -> Result<Channel, Error> {
+        self.a_channel(false).await
+    }
+
+    async fn a_channel(&self, prepared: bool) -> Result<Channel, Error> {
         let mut state = self.state.lock().await;
         let connection = self.connection(&mut state).await?;
         if connection.status().blocked() {
             // It would not even open a channel.
             return Err(self.unreachable(self.blocked().unwrap_or_else(|| BLOCKED.to_owned())));
         }
-        if self.purpose == Purpose::Take && !state.prepared.is_some_and(Prepared::holds) {
+        if prepared && !state.prepared.is_some_and(Prepared::holds) {
             state.prepared = Some(self.prepare(&connection).await?);
         }
         while let Some(channel) = state.idle.pop() {
@@ -262,8 +279,7 @@ impl Link {
         };
         let properties = ConnectionProperties::default().with_connection_name(purpose.into());
         let runtime = lapin::runtime::default_runtime().map_err(|error| self.error(&error))?;
-        let (address, limit, socket) =
-            (Arc::clone(&self.address), self.address.connecting, Socket::default());
+        let (tls, limit, socket) = (self.tls.clone(), self.address.connecting, Socket::default());
         let reached = socket.clone();
         // Inline, since the runtime's type has no public name.
         let connecting = Connection::connector(
@@ -276,9 +292,9 @@ impl Link {
                     if let AsyncTcpStream::Plain(stream) = &stream {
                         let _ = reached.0.set(stream.get_ref().as_fd().try_clone_to_owned()?.into());
                     }
-                    match uri.scheme {
-                        AMQPScheme::AMQP => Ok(stream),
-                        AMQPScheme::AMQPS => stream.into_tls(&uri.authority.host, address.tls.as_ref()).await,
+                    match &tls {
+                        None => Ok(stream),
+                        Some(connector) => stream.into_rustls(connector, &uri.authority.host).await,
                     }
                 };
                 let reached = timeout(limit, reaching).await;

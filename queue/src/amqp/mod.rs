@@ -3,6 +3,7 @@
 //! | room | holds |
 //! |---|---|
 //! | `address` | the URL |
+//! | `certificates` | whom to trust |
 //! | `link` | a connection that is made anew when it is lost |
 //! | `topology` | exchanges and queues |
 //! | `wire` | a message as the broker carries it |
@@ -20,6 +21,7 @@
 //! I/O has a thread of its own, and a runtime for its timers: whatever the callers' runtime does, heartbeats go on.
 
 mod address;
+mod certificates;
 mod hand;
 mod link;
 mod sending;
@@ -81,6 +83,8 @@ impl Amqp {
     /// # Errors
     /// [`Error::Unreachable`] where the machine gives no thread.
     pub(crate) fn new(address: Address, clock: Arc<dyn Clock>, patience: Duration) -> Result<Self, Error> {
+        let safe = address.uri.scheme == lapin::uri::AMQPScheme::AMQPS;
+        let tls = safe.then(|| address.files.connector()).transpose()?.map(Arc::new);
         let what = format!("queue {}", address.shown);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -91,7 +95,7 @@ impl Amqp {
         let topology = Topology::new(&address.queue);
         let delivery = AtomicU64::new(milliseconds(address.delivery));
         let address = Arc::new(Address { connecting: address.connecting.min(patience), ..address });
-        let link = |purpose| Link::new(Arc::clone(&address), topology.clone(), purpose, patience);
+        let link = |purpose| Link::new(Arc::clone(&address), tls.clone(), purpose, patience);
         let (publishing, taking) = (link(Purpose::Publish), link(Purpose::Take));
         let turn = AtomicBool::new(false);
         let inner =
@@ -221,6 +225,16 @@ impl Queue for Amqp {
     async fn retry(&self, lease: &Lease, delay: Duration) -> Result<(), Error> {
         let (inner, lease) = (Arc::clone(&self.inner), lease.clone());
         self.run(async move { inner.retry(&lease, delay).await }).await
+    }
+
+    async fn prepare(&self) -> Result<(), Error> {
+        let inner = Arc::clone(&self.inner);
+        self.run(async move {
+            let channel = inner.taking.channel().await?;
+            inner.taking.give_back(channel).await;
+            Ok(())
+        })
+        .await
     }
 
     async fn depth(&self) -> Result<Vec<Depth>, Error> {

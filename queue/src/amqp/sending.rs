@@ -75,7 +75,7 @@ impl Inner {
         // An expiration is of one queue: after a delay, a message for a GPU waits for one for ever. So after the first
         // delay it is anybody's.
         let key = if expiration.is_some() { topology::key(class, Device::Any) } else { key };
-        let delay = milliseconds(delay);
+        let delay = milliseconds(delay).min(topology::LONGEST_DELAY);
         (self.topology.delay_exchange(delay), key, Some(delay))
     }
 

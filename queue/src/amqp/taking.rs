@@ -15,9 +15,16 @@ use crate::error::Error;
 use crate::message::{Message, Priority};
 use crate::{Depth, Lease, Taker};
 
+/// How many messages of a queue are put off before others are asked.
+const PUT_OFF: usize = 4;
+
 impl Inner {
     pub(super) async fn lease(&self, taker: Taker, time: Duration) -> Result<Option<Lease>, Error> {
         self.end_leases().await;
+        if let Some(why) = self.publishing.blocked() {
+            // No step could ask for the next one, nor give its message back.
+            return Err(self.publishing.unreachable(why));
+        }
         let channel = self.taking.channel().await?;
         let turn = self.turn.fetch_xor(true, Ordering::Relaxed);
         let mut queues = self.topology.to_take(taker, turn);
@@ -31,9 +38,14 @@ impl Inner {
             self.taking.answer(topology::counts(&channel, &names)).await?
         };
         for ((class, name), _) in queues.into_iter().zip(counts).filter(|(_, count)| *count > 0) {
-            while let Some(taken) = self.take(&channel, class, name.clone()).await? {
-                let Some((message, history, tag)) = taken else { continue };
-                return Ok(Some(self.in_hand(channel, tag, message, history, time)));
+            for _ in 0..PUT_OFF {
+                match self.take(&channel, class, &name).await? {
+                    None => break,
+                    Some(None) => {}
+                    Some(Some((message, history, tag))) => {
+                        return Ok(Some(self.in_hand(channel, tag, message, history, time)));
+                    }
+                }
             }
         }
         self.taking.give_back(channel).await;
@@ -45,17 +57,22 @@ impl Inner {
         &self,
         channel: &Channel,
         class: Priority,
-        name: ShortString,
+        name: &ShortString,
     ) -> Result<Option<Option<(Message, History, u64)>>, Error> {
-        let taken = self.taking.answer(channel.basic_get(name, BasicGetOptions::default())).await?;
+        let taken = self.taking.answer(channel.basic_get(name.clone(), BasicGetOptions::default())).await?;
         let Some(taken) = taken else { return Ok(None) };
         let (tag, properties) = (taken.delivery.delivery_tag, taken.delivery.properties.clone());
         let body = taken.delivery.data;
+        // What was put aside is of the class that it was of before.
+        let first = wire::first_queue(&properties).filter(|_| *name == self.topology.dead());
+        let class = first.and_then(|queue| self.topology.class_of(&queue)).unwrap_or(class);
         if !wire::is_known(&properties) {
+            let kind = properties.kind().as_ref().map_or("", ShortString::as_str);
+            tracing::warn!(kind, ?class, "only newer versions know what this is; it is put off");
             let delay = milliseconds(LATER);
-            let expires = properties.with_expiration(topology::short(&delay.to_string()));
+            let properties = wire::put_off(&properties, delay);
             let key = topology::class_name(class);
-            let put_off = self.publish(self.topology.delay_exchange(delay), key, expires, &body).await?;
+            let put_off = self.publish(self.topology.delay_exchange(delay), key, properties, &body).await?;
             if let Published::Nowhere(why) = put_off {
                 self.taking.looks_again().await;
                 return Err(self.taking.unreachable(format!("a message is not put off: {why}")));
@@ -230,7 +247,7 @@ impl Inner {
 
     pub(super) async fn depth(&self) -> Result<Vec<Depth>, Error> {
         self.end_leases().await;
-        let channel = self.taking.channel().await?;
+        let channel = self.taking.bare_channel().await?;
         let (ready, delayed) = (self.topology.ready(), self.topology.delayed());
         let dead = (Priority::Low, self.topology.dead());
         let queues: Vec<_> = ready.iter().chain([&dead]).chain(&delayed).cloned().collect();

@@ -23,6 +23,11 @@ use crate::message::{Device, Priority};
 
 /// The longest delays that queues of their own are for, in seconds.
 pub(super) const BOUNDS: [u64; 7] = [1, 4, 16, 64, 256, 1024, 4096];
+/// The longest delay, in milliseconds.
+pub(super) const LONGEST_DELAY: u64 = 4096 * 1000;
+/// The longest that a message waits for a GPU, in milliseconds: a day. What somebody else put at the head of such a
+/// queue without an expiration must not hold up what is behind it for ever; so with delays.
+const LONGEST_GPU_WAIT: i64 = 86_400_000;
 /// The classes, the highest first.
 pub(super) const CLASSES: [Priority; 3] = [Priority::High, Priority::Normal, Priority::Low];
 /// How often the broker hands a message out again before it puts it aside. Workers give up long before.
@@ -118,6 +123,13 @@ impl Topology {
         short(&format!("{}.dead", self.name))
     }
 
+    /// The class of a queue of ours.
+    pub(super) fn class_of(&self, queue: &str) -> Option<Priority> {
+        let rest = queue.strip_prefix(&self.name)?.strip_prefix('.')?;
+        let name = rest.split('.').next()?;
+        CLASSES.into_iter().find(|class| class_name(*class) == name)
+    }
+
     fn queue(&self, class: Priority, suffix: &str) -> ShortString {
         short(&format!("{}.{}{suffix}", self.name, class_name(class)))
     }
@@ -129,6 +141,9 @@ impl Topology {
             for (suffix, dead_key) in [("", "dead"), (".cpu", "dead"), (".gpu", class_key)] {
                 let mut arguments = self.dead_lettered(Some(dead_key));
                 arguments.insert(short("x-delivery-limit"), AMQPValue::LongLongInt(DELIVERY_LIMIT.into()));
+                if suffix == ".gpu" {
+                    arguments.insert(short("x-message-ttl"), AMQPValue::LongLongInt(LONGEST_GPU_WAIT));
+                }
                 queues.push(Declared {
                     name: self.queue(class, suffix),
                     exchange: self.exchange(),
@@ -137,11 +152,14 @@ impl Topology {
                 });
             }
             for bound in BOUNDS {
+                let mut arguments = self.dead_lettered(None);
+                let most = i64::try_from(bound * 1000).unwrap_or(i64::MAX);
+                arguments.insert(short("x-message-ttl"), AMQPValue::LongLongInt(most));
                 queues.push(Declared {
                     name: self.queue(class, &format!(".delay.{bound}s")),
                     exchange: self.delay_exchange(bound * 1000),
                     key: format!("{class_key}.#"),
-                    arguments: self.dead_lettered(None),
+                    arguments,
                 });
             }
         }
@@ -244,6 +262,17 @@ mod tests {
             names(Taker::Gpu, true),
             "n.high.gpu n.high n.normal.gpu n.normal n.low.gpu n.low n.high.cpu n.normal.cpu n.low.cpu"
         );
+    }
+
+    #[test]
+    fn a_queues_class_is_in_its_name() {
+        let topology = Topology::new("a.b");
+        for (class, queue) in topology.ready().into_iter().chain(topology.delayed()) {
+            assert_eq!(topology.class_of(queue.as_str()), Some(class));
+        }
+        for other in ["a.b.dead", "a.b", "a.high", "x.high", ""] {
+            assert_eq!(topology.class_of(other), None);
+        }
     }
 
     #[test]

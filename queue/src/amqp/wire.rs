@@ -20,6 +20,8 @@ use weighbridge_schemas::ids::ObservationId;
 use super::topology::{DELIVERY_LIMIT, short};
 use crate::message::{BODY_BYTES, Device, ID_BYTES, Kind, Message, Priority};
 
+/// What the names of our headers begin with.
+const OURS: &str = "weighbridge-";
 const SENT: &str = "weighbridge-sent";
 const DEVICE: &str = "weighbridge-device";
 const GPU_WAIT: &str = "weighbridge-gpu-wait";
@@ -92,8 +94,43 @@ pub(super) fn is_known(properties: &BasicProperties) -> bool {
 }
 
 fn kind(properties: &BasicProperties) -> Option<Kind> {
-    let Some(name) = properties.kind() else { return Some(Kind::Checkpoint) };
+    let name = properties.kind().as_ref().filter(|name| !name.as_str().is_empty());
+    let Some(name) = name else { return Some(Kind::Checkpoint) };
     KINDS.iter().find(|(known, _)| *known == name.as_str()).map(|(_, kind)| *kind)
+}
+
+/// The properties of a message that this version does not know, when it is put off: what it says of itself, and nothing
+/// by which the broker would do something with it.
+pub(super) fn put_off(properties: &BasicProperties, expiration: u64) -> BasicProperties {
+    let mut headers = FieldTable::default();
+    for (name, value) in properties.headers().iter().flat_map(|headers| headers.inner()) {
+        if name.as_str().starts_with(OURS) {
+            headers.insert(name.clone(), value.clone());
+        }
+    }
+    let mut fresh = BasicProperties::default()
+        .with_headers(headers)
+        .with_delivery_mode(PERSISTENT)
+        .with_expiration(short(&expiration.to_string()));
+    if let Some(kind) = properties.kind() {
+        fresh = fresh.with_type(kind.clone());
+    }
+    if let Some(id) = properties.message_id() {
+        fresh = fresh.with_message_id(id.clone());
+    }
+    if let Some(content) = properties.content_type() {
+        fresh = fresh.with_content_type(content.clone());
+    }
+    if let Some(moment) = properties.timestamp() {
+        fresh = fresh.with_timestamp(*moment);
+    }
+    fresh
+}
+
+/// The queue that a message was in when it was dead-lettered for the first time.
+pub(super) fn first_queue(properties: &BasicProperties) -> Option<String> {
+    let name = text(properties.headers().as_ref()?, "x-first-death-queue")?;
+    String::from_utf8(name.to_vec()).ok()
 }
 
 /// What a broker delivered, taken from a queue of class `priority`.
@@ -211,6 +248,27 @@ mod tests {
         assert_eq!(large.check(), Ok(()));
         let newer = BasicProperties::default().with_type(short("of tomorrow"));
         assert!(!is_known(&newer) && is_known(&BasicProperties::default()));
+        assert!(is_known(&BasicProperties::default().with_type(short(""))));
+    }
+
+    #[test]
+    fn what_is_put_off_says_what_it_is_and_tells_the_broker_nothing() {
+        let mut headers = FieldTable::default();
+        for name in ["weighbridge-new", "CC", "BCC", "x-death", "x-delivery-count"] {
+            headers.insert(short(name), AMQPValue::LongLongInt(1));
+        }
+        let newer = BasicProperties::default()
+            .with_type(short("of tomorrow"))
+            .with_message_id(short("a"))
+            .with_user_id(short("somebody"))
+            .with_reply_to(short("x"))
+            .with_headers(headers);
+        let fresh = put_off(&newer, 16_000);
+        let names: Vec<_> = fresh.headers().iter().flat_map(|headers| headers.inner().keys()).collect();
+        assert_eq!(names, [&short("weighbridge-new")]);
+        assert_eq!((fresh.kind(), fresh.message_id()), (newer.kind(), newer.message_id()));
+        assert_eq!((fresh.user_id(), fresh.reply_to()), (&None, &None));
+        assert_eq!(fresh.expiration(), &Some(short("16000")));
     }
 
     #[test]
