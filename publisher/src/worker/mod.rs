@@ -238,10 +238,10 @@ impl Slot {
         }
     }
 
-    /// Tells the queue what became of a message. Where that it is done cannot be told, the lease runs out, and the message
-    /// is met again by somebody who finds that it was done. What is to be given back is held until the queue takes it,
-    /// or the worker has to stop: were it let go, it would count as abandoned, and a queue that takes nothing for a while
-    /// would be its end.
+    /// Tells the queue what became of a message. Where that it is done cannot be told, the lease runs out, and the
+    /// message is met again by somebody who finds that it was done. What is to be given back is held until the queue
+    /// takes it, or the worker has to stop: were it let go, it would count as abandoned, and a queue that takes nothing
+    /// for a while would be its end.
     async fn settle(&mut self, lease: &Lease, verdict: Verdict) {
         let queue = Arc::clone(self.steps.queue());
         let mut pauses = SETTLING.into_iter().map(Duration::from_millis);

@@ -19,8 +19,8 @@ const NAME_BYTES: usize = 127;
 /// Largest certificate or key file.
 const FILE_BYTES: u64 = 1 << 20;
 /// The options, for messages.
-const OPTIONS: &str = "queue, heartbeat, connection_timeout, delivery_timeout, auth_mechanism, cacertfile, certfile and \
-                       keyfile";
+const OPTIONS: &str = "queue, heartbeat, connection_timeout, delivery_timeout, auth_mechanism, cacertfile, certfile \
+                       and keyfile";
 
 /// Where a broker is, and how to speak with it.
 #[derive(Clone)]
