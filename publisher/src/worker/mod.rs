@@ -265,13 +265,15 @@ impl Slot {
                 }
                 Err(_) => tracing::warn!(message = %lease.message.id, "the queue does not answer"),
             }
-            let pause = match pauses.next() {
-                Some(pause) => pause,
+            let (pause, is_held) = match pauses.next() {
+                Some(pause) => (pause, false),
                 None if verdict == Verdict::Done || self.stop.is_set() => return,
-                None => HELD,
+                None => (HELD, true),
             };
+            // It must not run out meanwhile.
+            let pause = pause.min(self.lease_time() / 3);
             tokio::select! {
-                () = self.stop.wait(), if pause == HELD => {}
+                () = self.stop.wait(), if is_held => {}
                 () = sleep(pause) => {}
             }
             // Should it be lost, the next try says so.
