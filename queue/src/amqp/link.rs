@@ -359,7 +359,15 @@ impl Link {
             ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => {
                 self.last_error().unwrap_or_else(|| error.to_string())
             }
-            ErrorKind::IOError(error) if error.to_string().contains("ertificate") => {
+            // What a broker has against a client's certificate comes behind the handshake, and may get lost.
+            ErrorKind::IOError(error)
+                if error.to_string().contains("ertificate")
+                    || self.address.uri.scheme == AMQPScheme::AMQPS
+                        && matches!(
+                            error.kind(),
+                            std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::ConnectionAborted
+                        ) =>
+            {
                 format!("{error}; check cacertfile, certfile and keyfile of the URL, and how long they hold")
             }
             _ => error.to_string(),
