@@ -1,5 +1,5 @@
-//! What somebody did to the broker, or did not allow: queues are deleted, full or others than they should be, users have
-//! no password or permission.
+//! What somebody did to the broker, or did not allow: queues are deleted, full or others than they should be, users
+//! have no password or permission.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -347,7 +347,7 @@ async fn b64_short_jobs_do_not_wait_for_a_long_one() {
     }
 }
 
-/// A quorum queue without a leader, as a broker that is killed at a bad moment leaves one, answers nothing: that holds up
+/// A quorum queue without a leader, as a broker that is killed at a bad moment leaves one, takes nothing: that holds up
 /// no other queue, is told, and is over as soon as there is a leader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_queue_without_a_leader_holds_up_no_other() {

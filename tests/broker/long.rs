@@ -19,13 +19,13 @@ fn what_takes_its_time() {
         let tests = [
             scope.spawn(|| run("contract", contract::suite())),
             scope.spawn(|| {
-                run("b05", timeouts::b05_a_part_that_takes_longer_than_the_broker_allows_is_published_once())
+                run("b05", timeouts::b05_a_part_that_takes_longer_than_the_broker_allows_is_published_once());
             }),
             scope.spawn(|| {
-                run("b06", stops::b06_everybody_outlives_a_broker_that_stops_blocks_and_is_killed())
+                run("b06", stops::b06_everybody_outlives_a_broker_that_stops_blocks_and_is_killed());
             }),
             scope.spawn(|| {
-                run("b06", network::b06_a_network_that_drops_every_packet_is_noticed_and_outlived())
+                run("b06", network::b06_a_network_that_drops_every_packet_is_noticed_and_outlived());
             }),
         ];
         tests.map(ScopedJoinHandle::join).into_iter().filter(Result::is_err).count()

@@ -31,7 +31,7 @@ async fn a_client_with_a_certificate_is_let_in_and_others_are_told_why_not() {
     for (url, said) in [
         (url.replace(&file(&files.authority), &file(&others.authority)), "cacertfile"),
         (without, "certfile"),
-        (expired, "xpired"),
+        (expired, "how long they hold"),
         (url.replace(&file(&files.client), &file(&others.client)), "key"),
     ] {
         let error = open(&url).unwrap_err().to_string();

@@ -238,10 +238,10 @@ impl Slot {
         }
     }
 
-    /// Tells the queue what became of a message. Where that it is done cannot be told, the lease runs out, and the message
-    /// is met again by somebody who finds that it was done. What is to be given back is held until the queue takes it,
-    /// or the worker has to stop: were it let go, it would count as abandoned, and a queue that takes nothing for a while
-    /// would be its end.
+    /// Tells the queue what became of a message. Where that it is done cannot be told, the lease runs out, and the
+    /// message is met again by somebody who finds that it was done. What is to be given back is held until the queue
+    /// takes it, or the worker has to stop: were it let go, it would count as abandoned, and a queue that takes nothing
+    /// for a while would be its end.
     async fn settle(&mut self, lease: &Lease, verdict: Verdict) {
         let queue = Arc::clone(self.steps.queue());
         let mut pauses = SETTLING.into_iter().map(Duration::from_millis);
@@ -265,13 +265,15 @@ impl Slot {
                 }
                 Err(_) => tracing::warn!(message = %lease.message.id, "the queue does not answer"),
             }
-            let pause = match pauses.next() {
-                Some(pause) => pause,
+            let (pause, is_held) = match pauses.next() {
+                Some(pause) => (pause, false),
                 None if verdict == Verdict::Done || self.stop.is_set() => return,
-                None => HELD,
+                None => (HELD, true),
             };
+            // It must not run out meanwhile.
+            let pause = pause.min(self.lease_time() / 3);
             tokio::select! {
-                () = self.stop.wait(), if pause == HELD => {}
+                () = self.stop.wait(), if is_held => {}
                 () = sleep(pause) => {}
             }
             // Should it be lost, the next try says so.

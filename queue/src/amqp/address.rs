@@ -18,8 +18,8 @@ use crate::error::Error;
 /// Longest name of a queue, in bytes: the names that are made from it have to fit into 255.
 const NAME_BYTES: usize = 127;
 /// The options, for messages.
-const OPTIONS: &str = "queue, heartbeat, connection_timeout, delivery_timeout, auth_mechanism, cacertfile, certfile and \
-                       keyfile";
+const OPTIONS: &str = "queue, heartbeat, connection_timeout, delivery_timeout, auth_mechanism, cacertfile, certfile \
+                       and keyfile";
 
 /// Where a broker is, and how to speak with it.
 #[derive(Clone)]

@@ -1,7 +1,8 @@
 //! A connection to the broker that is made anew when it is lost; and no call on it that waits for longer than it may.
 //!
 //! The library can recover connections by itself, but calls made meanwhile wait for it, for as long as that takes. Here
-//! whoever asks while the broker is away is told so at once, and the next attempt is made by whoever asks after a pause.
+//! whoever asks while the broker is away is told so at once, and the next attempt is made by whoever asks after a
+//! pause.
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
@@ -334,8 +335,8 @@ impl Link {
 
     /// Makes exchanges and queues, or looks for them where they may not be made.
     async fn prepare(&self, connection: &Connection) -> Result<Prepared, Error> {
-        // A broker of several nodes has to agree on each queue. What does not get done in this time is done all the same:
-        // it was asked for, and is found the next time.
+        // A broker of several nodes has to agree on each queue. What does not get done in this time is done all the
+        // same: it was asked for, and is found the next time.
         let limit = self.limit;
         let making = async { self.topology.declare(&connection.create_channel().await?).await };
         let Ok(made) = timeout(limit, making).await else {
@@ -350,16 +351,16 @@ impl Link {
                 };
                 found.map(|()| Prepared::Seen).map_err(|missing| match code(&missing) {
                     Some(404) => self.refused(format!(
-                        "{missing}; and this user may not make it ({error}): import the definitions of deploy/rabbitmq, \
-                         or let the user configure ^{}(\\.|$)",
+                        "{missing}; and this user may not make it ({error}): import the definitions of \
+                         deploy/rabbitmq, or let the user configure ^{}(\\.|$)",
                         self.address.queue
                     )),
                     _ => self.error(&missing),
                 })
             }
             Err(error) if code(&error) == Some(406) => Err(self.refused(format!(
-                "{error}; something is there with other arguments than this version makes it with: drain and delete it, \
-                 or use another name (?queue=NAME in the URL)"
+                "{error}; something is there with other arguments than this version makes it with: drain and delete \
+                 it, or use another name (?queue=NAME in the URL)"
             ))),
             Err(error) => Err(self.error(&error)),
         }
@@ -374,7 +375,15 @@ impl Link {
             ErrorKind::InvalidChannelState(..) | ErrorKind::InvalidConnectionState(_) => {
                 self.last_error().unwrap_or_else(|| error.to_string())
             }
-            ErrorKind::IOError(error) if error.to_string().contains("ertificate") => {
+            // What a broker has against a client's certificate comes behind the handshake, and may get lost.
+            ErrorKind::IOError(error)
+                if error.to_string().contains("ertificate")
+                    || self.address.uri.scheme == AMQPScheme::AMQPS
+                        && matches!(
+                            error.kind(),
+                            std::io::ErrorKind::ConnectionReset | std::io::ErrorKind::ConnectionAborted
+                        ) =>
+            {
                 format!("{error}; check cacertfile, certfile and keyfile of the URL, and how long they hold")
             }
             _ => error.to_string(),

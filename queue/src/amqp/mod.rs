@@ -13,8 +13,8 @@
 //! Messages are fetched one at a time, and only by who is free for it: nothing is prefetched, so nothing waits behind
 //! somebody who is busy, and a process that dies has counted against no message but those it worked on.
 //!
-//! A lease is the broker's delivery, and the right to it ends with the channel; how long it lasts is watched here, since
-//! the broker only knows one time for all (`consumer_timeout`). Nearly that long before it is over the message is put
+//! A lease is the broker's delivery, and the right to it ends with the channel; how long it lasts is watched here,
+//! since the broker only knows one time for all (`consumer_timeout`). When that is nearly over the message is put
 //! back, to come again much later without being counted against anybody, and whoever has it goes on; the copy finds the
 //! work done. Where the broker takes a message back by itself, whoever has it is told ([`Error::TakenBack`]).
 //!
@@ -148,8 +148,8 @@ impl Amqp {
         }
     }
 
-    /// Runs `work` on the queue's own runtime, and waits for it as long as a call may take. When the caller goes away, it
-    /// is done all the same.
+    /// Runs `work` on the queue's own runtime, and waits for it as long as a call may take. When the caller goes away,
+    /// it is done all the same.
     async fn run<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
