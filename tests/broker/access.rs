@@ -78,8 +78,9 @@ fn drop_waits(house: &House, queue: &str, said: &str) {
         assert_eq!(run.json()["sent"], false, "{run:?}");
         let document = run.json();
         let why = document["waits"].as_str().unwrap();
-        assert!(!why.contains("may have been done"), "{why}");
         if why.contains(said) {
+            // What is refused was certainly not done.
+            assert!(!why.contains("may have been done"), "{why}");
             return;
         }
         assert!(why.contains("within"), "{said}: {why}");
