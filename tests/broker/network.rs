@@ -12,7 +12,8 @@ use weighbridge_tests::rabbit::Broker;
 
 use crate::house::{House, drop_manifest};
 use crate::site::{
-    CALL, LONG, RECOVERY, Slow, Working, all_are_published, job, open, quick, shared, until, within,
+    CALL, HEARTBEAT, LONG, RECOVERY, Slow, Working, all_are_published, job, made, open, quick, shared, until,
+    within,
 };
 
 /// For how long every packet is dropped.
@@ -49,7 +50,7 @@ async fn a_connection_that_is_cut_in_a_confirm_leaves_the_outcome_unknown_and_on
     let checkpoint = house.checkpoint("c.safetensors", 1);
     let queue = house.queue();
     // The queues are made by whoever takes, and then the connection for publishing has a channel.
-    assert!(queue.lease(Taker::Cpu, LONG).await.unwrap().is_none());
+    made(&*queue).await;
     queue.send(&message("before")).await.unwrap();
     let lease = queue.lease(Taker::Cpu, LONG).await.unwrap().unwrap();
     queue.done(&lease).await.unwrap();
@@ -84,7 +85,7 @@ pub(crate) async fn b06_a_network_that_drops_every_packet_is_noticed_and_outlive
     idler.is_ready().await;
     until("a part is worked on", LONG, async || slow.begun() > 0).await;
     let other = open(&quick(&broker.url_through(&proxy, "silence other"), "")).unwrap();
-    assert!(other.lease(Taker::Cpu, LONG).await.unwrap().is_none());
+    made(&*other).await;
     other.send(&message("held")).await.unwrap();
     let held = other.lease(Taker::Cpu, LONG).await.unwrap().unwrap();
     let before = connections(&proxy);
@@ -141,7 +142,7 @@ pub(crate) async fn b06_a_network_that_drops_every_packet_is_noticed_and_outlive
 async fn who_takes_at_once_never_gets_the_same_message() {
     let Some(broker) = shared().await else { return };
     let queues: Vec<Arc<dyn Queue>> = (0..2).map(|_| open(&broker.url("two handles")).unwrap()).collect();
-    assert!(queues[0].lease(Taker::Cpu, LONG).await.unwrap().is_none());
+    made(&*queues[0]).await;
     let all: Vec<String> = (0..60).map(|number| format!("{number:02}")).collect();
     for (number, id) in all.iter().enumerate() {
         queues[number % 2].send(&message(id)).await.unwrap();
@@ -172,12 +173,12 @@ async fn who_takes_at_once_never_gets_the_same_message() {
 async fn heartbeats_survive_busy_processors_and_a_blocked_caller() {
     let Some(broker) = shared().await else { return };
     let proxy = Proxy::start(broker.address());
-    let queue = open(&format!("{}&heartbeat=1", broker.url_through(&proxy, "busy"))).unwrap();
-    queue.lease(Taker::Cpu, LONG).await.unwrap();
+    let queue = open(&quick(&broker.url_through(&proxy, "busy"), "")).unwrap();
+    made(&*queue).await;
     queue.send(&message("kept")).await.unwrap();
     let lease = queue.lease(Taker::Cpu, LONG).await.unwrap().unwrap();
     let connections = proxy.accepted();
-    let over = Instant::now() + Duration::from_secs(4);
+    let over = Instant::now() + Duration::from_secs(3 * HEARTBEAT + 1);
     let processors = std::thread::available_parallelism().unwrap().get();
     std::thread::scope(|scope| {
         for _ in 0..processors {

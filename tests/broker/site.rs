@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 use weighbridge::metrics::Metrics;
 use weighbridge::steps::Steps;
 use weighbridge::worker::{self, Health, Stop};
-use weighbridge_queue::Queue;
 use weighbridge_queue::clock::SystemClock;
 use weighbridge_queue::error::Error;
 use weighbridge_queue::url;
+use weighbridge_queue::{Queue, Taker};
 use weighbridge_schemas::job::Ended;
 use weighbridge_snapshots::error::Result;
 use weighbridge_snapshots::root::{Intercept, Request, Root};
@@ -110,6 +110,11 @@ pub(crate) async fn until(what: &str, limit: Duration, holds: impl AsyncFn() -> 
         assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Waits until all exchanges and queues are made, which takes a broker that is busy its time.
+pub(crate) async fn made(queue: &dyn Queue) {
+    until("the queues are made", LONG, async || queue.lease(Taker::Cpu, LONG).await.is_ok()).await;
 }
 
 /// What `call` came to, which may not last longer than `limit`.

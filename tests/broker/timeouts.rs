@@ -10,7 +10,7 @@ use weighbridge_tests::rabbit::{Broker, Settings};
 
 use crate::accounts;
 use crate::house::{House, drop_manifest, id};
-use crate::site::{HEARTBEAT, LONG, Slow, Working, all_are_published, house, job, open, until};
+use crate::site::{HEARTBEAT, LONG, Slow, Working, all_are_published, house, job, made, open, until};
 
 /// For how long the broker lets a message be held.
 const LIMIT: Duration = Duration::from_secs(6);
@@ -67,7 +67,7 @@ async fn a_part_that_is_too_long(broker: &Broker) {
 async fn the_limit_is_learned(broker: &Broker) {
     let queue = open(&format!("{}&heartbeat={HEARTBEAT}", broker.url("learned"))).unwrap();
     let message = super::network::message("held");
-    assert!(queue.lease(Taker::Cpu, LONG).await.unwrap().is_none());
+    made(&*queue).await;
     queue.send(&message).await.unwrap();
     let lease = queue.lease(Taker::Cpu, LONG).await.unwrap().unwrap();
     assert_eq!(queue.longest_hold(), Some(Duration::from_secs(1800)));

@@ -5,7 +5,7 @@ use weighbridge_tests::certificates::Certificates;
 use weighbridge_tests::rabbit::{Broker, Settings};
 
 use crate::network::message;
-use crate::site::{LONG, open};
+use crate::site::{LONG, made, open};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_with_a_certificate_is_let_in_and_others_are_told_why_not() {
@@ -17,7 +17,7 @@ async fn a_client_with_a_certificate_is_let_in_and_others_are_told_why_not() {
     let Some(broker) = broker else { return };
     let url = broker.tls_url("tls");
     let queue = open(&url).unwrap();
-    assert!(queue.lease(Taker::Cpu, LONG).await.unwrap().is_none());
+    made(&*queue).await;
     queue.send(&message("secret")).await.unwrap();
     let lease = queue.lease(Taker::Cpu, LONG).await.unwrap().unwrap();
     assert_eq!(lease.message.id, "secret");

@@ -131,6 +131,8 @@ impl Inner {
             }
             // There is not even the exchange.
             Err(error) if link::code(&error) == Some(404) => Ok(Published::Nowhere(error.to_string())),
+            // Nor was done what is not allowed.
+            Err(error) if link::code(&error) == Some(403) => Err(later(link.error(&error))),
             Err(error) => match later(link.error(&error)) {
                 Error::Unreachable { why, .. } => Err(link.unknown(why)),
                 error => Err(error),
