@@ -68,8 +68,8 @@ pub trait Queue: std::fmt::Debug + Send + Sync {
     /// What is on the queue, a line a class, the highest first.
     async fn depth(&self) -> Result<Vec<Depth>, Error>;
 
-    /// Makes what messages are taken from, where it is not there yet: for those who are about to take, so that what will
-    /// never work is told before.
+    /// Makes what messages are taken from, where it is not there yet: for those who are about to take, so that what
+    /// will never work is told before.
     async fn prepare(&self) -> Result<(), Error> {
         Ok(())
     }

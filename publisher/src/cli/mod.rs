@@ -192,7 +192,7 @@ impl Context {
 
     /// The queue.
     async fn queue(&self) -> Result<Arc<dyn Queue>> {
-        self.open_queue(|url, clock| url::open(url, clock)).await
+        self.open_queue(url::open).await
     }
 
     /// The queue; no call waits longer than `patience` for other processes.

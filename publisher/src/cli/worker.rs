@@ -37,8 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Worker {
     #[command(flatten)]
     work: WorkOptions,
-    /// Stop when the queue is empty: nothing is ready, waits for a retry, or is being worked on. On a broker, what other
-    /// processes work on is not seen: there it may stop before they are done, and before what follows from it.
+    /// Stop when the queue is empty: nothing is ready, waits for a retry, or is being worked on. On a broker, what
+    /// other processes work on is not seen: there it may stop before they are done, and before what follows from it.
     #[arg(long)]
     until_empty: bool,
 }

@@ -395,8 +395,8 @@ fn unknown_job(step: &Step) -> Failure {
 
 fn abandoned() -> Failure {
     let message = format!(
-        "workers that had taken it died over it, or lost it, {MOST_ABANDONED} times or more; look at their logs and their \
-         memory, then `weighbridge dead requeue` it"
+        "workers that had taken it died over it, or lost it, {MOST_ABANDONED} times or more; look at their logs and \
+         their memory, then `weighbridge dead requeue` it"
     );
     Failure {
         kind: weighbridge_schemas::error::Kind::Permanent,

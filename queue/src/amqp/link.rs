@@ -223,6 +223,13 @@ impl Link {
         }
     }
 
+    /// The same, of the connection that there is now: one that was lost says nothing any more.
+    pub(super) async fn blocked_now(&self) -> Option<String> {
+        let state = self.state.lock().await;
+        let status = state.open.as_ref()?.connection.status();
+        if status.connected() && status.blocked() { self.blocked() } else { None }
+    }
+
     /// That the broker takes no messages at the moment, and why, where it said so.
     pub(super) fn blocked(&self) -> Option<String> {
         self.news().blocked.as_ref().map(|why| format!("{BLOCKED}: {why}"))

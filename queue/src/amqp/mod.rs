@@ -16,7 +16,8 @@
 //! A lease is the broker's delivery, and the right to it ends with the channel; how long it lasts is watched here,
 //! since the broker only knows one time for all (`consumer_timeout`). When that is nearly over the message is put
 //! back, to come again much later without being counted against anybody, and whoever has it goes on; the copy finds the
-//! work done. Where the broker takes a message back by itself, whoever has it is told ([`Error::TakenBack`]).
+//! work done, where it is by then. Where the broker takes a message back by itself, whoever has it is told
+//! ([`Error::TakenBack`]).
 //!
 //! I/O has a thread of its own, and a runtime for its timers: whatever the callers' runtime does, heartbeats go on.
 

@@ -21,7 +21,7 @@ const PUT_OFF: usize = 4;
 impl Inner {
     pub(super) async fn lease(&self, taker: Taker, time: Duration) -> Result<Option<Lease>, Error> {
         self.end_leases().await;
-        if let Some(why) = self.publishing.blocked() {
+        if let Some(why) = self.publishing.blocked_now().await {
             // No step could ask for the next one, nor give its message back.
             return Err(self.publishing.unreachable(why));
         }
