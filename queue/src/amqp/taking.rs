@@ -6,6 +6,7 @@ use std::time::Duration;
 use lapin::Channel;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicQosOptions, BasicRejectOptions};
 use lapin::types::ShortString;
+use tokio::time::sleep;
 
 use super::hand::{InHand, State};
 use super::sending::{Published, later};
@@ -17,6 +18,9 @@ use crate::{Depth, Lease, Taker};
 
 /// How many messages of a queue are put off before others are asked.
 const PUT_OFF: usize = 4;
+/// How often, and for how long each time, what the broker says of a closed channel is waited for.
+const MOMENTS: u32 = 10;
+const MOMENT: Duration = Duration::from_millis(10);
 
 impl Inner {
     pub(super) async fn lease(&self, taker: Taker, time: Duration) -> Result<Option<Lease>, Error> {
@@ -150,7 +154,7 @@ impl Inner {
         if let State::Delivered { channel, .. } = &hand.state
             && !channel.status().connected()
         {
-            hand.state = State::TakenBack { why: self.why_closed() };
+            hand.state = State::TakenBack { why: self.why_closed().await };
         }
         // Three more times like this one have to fit in, so that one that fails does no harm.
         let late = now.saturating_sub(hand.taken) + time * 3 >= self.longest_hold();
@@ -185,7 +189,13 @@ impl Inner {
     }
 
     /// Why a channel was closed; what the broker says of its time limit is remembered.
-    fn why_closed(&self) -> String {
+    async fn why_closed(&self) -> String {
+        // A channel is closed a moment before it is known why.
+        for _ in 0..MOMENTS {
+            if self.taking.last_error().is_none() {
+                sleep(MOMENT).await;
+            }
+        }
         let why = self.taking.last_error().unwrap_or_else(|| "the connection was lost".to_owned());
         if let Some(limit) = delivery_limit(&why)
             && limit < self.longest_hold()
@@ -221,7 +231,7 @@ impl Inner {
         let (channel, tag) = match &hand.state {
             State::Delivered { channel, tag } if channel.status().connected() => (channel.clone(), *tag),
             State::Delivered { .. } => {
-                return Err(Error::TakenBack { id: lease.message.id.clone(), why: self.why_closed() });
+                return Err(Error::TakenBack { id: lease.message.id.clone(), why: self.why_closed().await });
             }
             State::PutBack => return Ok(()),
             State::TakenBack { .. } => return Err(lost),
