@@ -1,7 +1,7 @@
 //! A real RabbitMQ for tests: Debian's package, run as private brokers of the test process, in folders and at ports of
 //! their own. A test that breaks its broker starts one; all others share one.
 //!
-//! Whatever a test process starts here ends with it, however it ends: see [`node`].
+//! Whatever a test process starts here ends with it, however it ends: see `node`.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::Output;
