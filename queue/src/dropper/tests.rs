@@ -197,7 +197,7 @@ fn a_full_memory_and_a_full_spool_are_errors_at_once() {
 fn what_cannot_work_is_said_when_it_is_opened() {
     let folder = tempfile::tempdir().unwrap();
     let error =
-        Dropper::open(Options { queue: "amqp://h".to_owned(), ..options(folder.path()) }).unwrap_err();
+        Dropper::open(Options { queue: "kafka://h".to_owned(), ..options(folder.path()) }).unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
     std::fs::write(folder.path().join("spool"), "").unwrap();
     let error = Dropper::open(options(folder.path())).unwrap_err();
