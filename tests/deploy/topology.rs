@@ -67,12 +67,17 @@ impl Topology {
         for class in CLASSES {
             for (device, key) in [("", "dead"), (".cpu", "dead"), (".gpu", class)] {
                 let name = format!("{class}{device}");
-                queue(&name, json!({ "x-dead-letter-routing-key": key }), Some(20));
+                let mut arguments = json!({ "x-dead-letter-routing-key": key });
+                if device == ".gpu" {
+                    arguments["x-message-ttl"] = 86_400_000.into();
+                }
+                queue(&name, arguments, Some(20));
                 bind(NAME.to_owned(), &name, &name);
             }
             for delay in DELAYS {
                 let name = format!("{class}.delay.{delay}");
-                queue(&name, json!({}), None);
+                let seconds: u64 = delay.trim_end_matches('s').parse().unwrap();
+                queue(&name, json!({ "x-message-ttl": seconds * 1000 }), None);
                 bind(format!("{NAME}.delay.{delay}"), &format!("{class}.#"), &name);
             }
         }
