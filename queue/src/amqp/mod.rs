@@ -50,6 +50,8 @@ use topology::Topology;
 
 /// How much longer than its limit a call may take, so that what waits for one answer alone says which.
 const SLACK: Duration = Duration::from_millis(500);
+/// How long saying goodbye may take.
+const LEAVING: Duration = Duration::from_millis(700);
 /// How often leases are looked at that may have ended.
 const LOOK: Duration = Duration::from_millis(250);
 /// For how long a message is put back that somebody in this process is at, or that only newer versions know.
@@ -178,7 +180,9 @@ impl Drop for Amqp {
         // A runtime may not be waited for, nor dropped, where others run.
         let leaving = std::thread::spawn(move || {
             if let Some(runtime) = runtime {
-                runtime.block_on(async { tokio::join!(inner.taking.close(), inner.publishing.close()) });
+                // One that is being made at the moment is not waited for.
+                let goodbye = async { tokio::join!(inner.taking.close(), inner.publishing.close()) };
+                let _ = runtime.block_on(async { timeout(LEAVING, goodbye).await });
                 runtime.shutdown_background();
             }
         });
