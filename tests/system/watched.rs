@@ -262,3 +262,28 @@ fn systemd_takes_the_units() {
         assert_eq!((verified.code, verified.stderr.contains("weighbridge")), (0, false), "{verified:?}");
     }
 }
+
+/// A broker that takes connections and says nothing: whoever is told to stop meanwhile does.
+#[test]
+fn told_to_stop_while_a_broker_is_waited_for_it_stops() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("amqp://somebody:secret@{}/v", silent.local_addr().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    for (command, signal, code) in [
+        (&["worker"][..], rustix::process::Signal::TERM, 0),
+        (&["queue", "status"], rustix::process::Signal::INT, 130),
+    ] {
+        let mut child = Command::new(binary::path())
+            .args(command)
+            .env("WEIGHBRIDGE_QUEUE", &url)
+            .current_dir(folder.path())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // It is connecting by then.
+        let _ = silent.accept().unwrap();
+        let id = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+        rustix::process::kill_process(id, signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{command:?}");
+    }
+}

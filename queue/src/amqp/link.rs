@@ -134,6 +134,13 @@ impl Link {
         self.a_channel(self.purpose == Purpose::Take).await
     }
 
+    /// Whether there is a connection that can be used, which is made where there is none.
+    pub(super) async fn check(&self) -> Result<(), Error> {
+        let channel = self.channel().await?;
+        self.give_back(channel).await;
+        Ok(())
+    }
+
     /// A channel to look at what is there, of which nothing is made.
     pub(super) async fn bare_channel(&self) -> Result<Channel, Error> {
         self.a_channel(false).await
@@ -223,7 +230,7 @@ impl Link {
         }
     }
 
-    /// The same, of the connection that there is now: one that was lost says nothing any more.
+    /// As [`Self::blocked`], of the connection that there is now: one that was lost says nothing any more.
     pub(super) async fn blocked_now(&self) -> Option<String> {
         let state = self.state.lock().await;
         let status = state.open.as_ref()?.connection.status();
@@ -444,6 +451,8 @@ async fn listen(
                 tracing::info!(broker, "the broker takes messages again");
                 news.blocked = None;
             }
+            // What was asked for and refused is told to who asked, and is no reason why anything else was closed.
+            Event::Error(error) if matches!(code(&error), Some(403 | 404)) => {}
             Event::Error(error) => {
                 tracing::warn!(broker, %error, "the broker closed a channel or the connection");
                 news.last_error = Some(error.to_string());

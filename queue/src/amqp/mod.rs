@@ -56,7 +56,7 @@ const LEAVING: Duration = Duration::from_millis(700);
 const LOOK: Duration = Duration::from_millis(250);
 /// For how long a message is put back that somebody in this process is at, or that only newer versions know.
 const LATER: Duration = Duration::from_secs(16);
-/// The longest delay, in milliseconds: the longest timer that the broker has.
+/// The longest time that is given to the broker, in milliseconds: its longest timer.
 const LONGEST: u64 = u32::MAX as u64;
 
 /// A queue on a broker.
@@ -113,11 +113,7 @@ impl Amqp {
     /// [`Error::Refused`] where the broker refuses user or virtual host; [`Error::Unreachable`] where it cannot be
     /// reached now.
     pub(crate) fn connect(&self) -> Result<(), Error> {
-        self.block_on(|inner| async move {
-            let channel = inner.publishing.channel().await?;
-            inner.publishing.give_back(channel).await;
-            Ok(())
-        })
+        self.block_on(|inner| async move { inner.publishing.check().await })
     }
 
     /// Whether the queue is there; none is made.
@@ -234,12 +230,7 @@ impl Queue for Amqp {
 
     async fn prepare(&self) -> Result<(), Error> {
         let inner = Arc::clone(&self.inner);
-        self.run(async move {
-            let channel = inner.taking.channel().await?;
-            inner.taking.give_back(channel).await;
-            Ok(())
-        })
-        .await
+        self.run(async move { inner.taking.check().await }).await
     }
 
     async fn depth(&self) -> Result<Vec<Depth>, Error> {

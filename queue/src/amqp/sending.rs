@@ -45,8 +45,7 @@ impl Inner {
                 "start a worker once, which makes the queues, or import the definitions of deploy/rabbitmq";
             self.publishing.unreachable(format!("the message was not routed to any queue ({why}): {way_out}"))
         };
-        let channel = self.taking.channel().await.map_err(|error| unrouted(error.to_string()))?;
-        self.taking.give_back(channel).await;
+        self.taking.check().await.map_err(|error| unrouted(error.to_string()))?;
         match publish().await? {
             Published::Yes => Ok(()),
             Published::Nowhere(why) => Err(unrouted(why)),
