@@ -266,13 +266,14 @@ fn systemd_takes_the_units() {
 /// A broker that takes connections and says nothing: whoever is told to stop meanwhile does.
 #[test]
 fn told_to_stop_while_a_broker_is_waited_for_it_stops() {
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("amqp://somebody:secret@{}/v", silent.local_addr().unwrap());
     let folder = tempfile::tempdir().unwrap();
     for (command, signal, code) in [
         (&["worker"][..], rustix::process::Signal::TERM, 0),
         (&["queue", "status"], rustix::process::Signal::INT, 130),
     ] {
+        // One of its own: a worker connects more than once.
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("amqp://somebody:secret@{}/v", silent.local_addr().unwrap());
         let mut child = Command::new(binary::path())
             .args(command)
             .env("WEIGHBRIDGE_QUEUE", &url)
