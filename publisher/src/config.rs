@@ -246,7 +246,8 @@ mod tests {
         assert_eq!(Config::parse("no_sync = true").unwrap().no_sync, Some(true));
         let error = Config::parse("store = 'x'\nstoer = 'y'").unwrap_err();
         assert!(error.message.contains("line 2") && error.message.contains("stoer"), "{error}");
-        for text in ["store = 's3://x'", "memory = 'lots'", "memory = '1MiB'", "threads = 0", "no_sync = 1"] {
+        for text in ["store = 'hdfs://x'", "memory = 'lots'", "memory = '1MiB'", "threads = 0", "no_sync = 1"]
+        {
             assert!(Config::parse(text).is_err(), "{text}");
         }
         assert!(!error.message.contains('\n'));

@@ -117,7 +117,9 @@ impl From<StoreError> for Failure {
             StoreClass::NotFound => Exit::NotFound,
             StoreClass::Integrity => Exit::Integrity,
             StoreClass::DiskFull | StoreClass::Conflict | StoreClass::Refused => Exit::Failed,
-            StoreClass::ReadOnly | StoreClass::Unreachable => Exit::Unreachable,
+            StoreClass::ReadOnly | StoreClass::Unreachable | StoreClass::AccessDenied | StoreClass::Unfit => {
+                Exit::Unreachable
+            }
             StoreClass::BadLocation => Exit::Usage,
         };
         Self { kind: error.kind(), class: error.class().as_str(), message: error.to_string(), exit }

@@ -25,6 +25,12 @@ impl Timestamp {
     pub fn nanoseconds(self) -> u64 {
         u64::try_from(self.0.as_nanosecond().max(0)).unwrap_or(u64::MAX)
     }
+
+    /// The time of an HTTP `Date` header (RFC 9110, section 5.6.7), such as `Mon, 30 Nov 2026 08:37:30 GMT`.
+    #[must_use]
+    pub fn of_http_date(text: &str) -> Option<Self> {
+        jiff::fmt::rfc2822::parse(text).ok().map(|zoned| Self(zoned.timestamp()))
+    }
 }
 
 impl fmt::Display for Timestamp {
@@ -74,6 +80,9 @@ mod tests {
         let time: Timestamp = "2026-11-29T18:10:04+02:00".parse().unwrap();
         assert_eq!(time.to_string(), "2026-11-29T16:10:04Z");
         assert!("yesterday".parse::<Timestamp>().is_err());
+        let date = Timestamp::of_http_date("Mon, 30 Nov 2026 08:37:30 GMT").unwrap();
+        assert_eq!(date.to_string(), "2026-11-30T08:37:30Z");
+        assert_eq!(Timestamp::of_http_date("soon"), None);
         assert_eq!(Timestamp::from_nanoseconds(i128::MAX).to_string().get(..4), Some("9999"));
     }
 }

@@ -19,6 +19,10 @@ pub enum Class {
     ReadOnly,
     /// The store does not answer, or fails.
     Unreachable,
+    /// The store does not let these credentials in, or not from here, or not with this clock.
+    AccessDenied,
+    /// The store cannot do what has to be relied on.
+    Unfit,
     /// Somebody else moved the channel at the same time, again and again.
     Conflict,
     /// The store's URL makes no sense, or names a kind that is not supported.
@@ -37,6 +41,8 @@ impl Class {
             Self::DiskFull => "disk_full",
             Self::ReadOnly => "read_only",
             Self::Unreachable => "store_unreachable",
+            Self::AccessDenied => "store_access_denied",
+            Self::Unfit => "store_unfit",
             Self::Conflict => "conflict",
             Self::BadLocation => "bad_location",
             Self::Refused => "refused",
@@ -80,9 +86,13 @@ impl StoreError {
         match self.class {
             Class::DiskFull | Class::Unreachable => Kind::Transient,
             Class::Conflict => Kind::Conflict,
-            Class::NotFound | Class::Integrity | Class::ReadOnly | Class::BadLocation | Class::Refused => {
-                Kind::Permanent
-            }
+            Class::NotFound
+            | Class::Integrity
+            | Class::ReadOnly
+            | Class::AccessDenied
+            | Class::Unfit
+            | Class::BadLocation
+            | Class::Refused => Kind::Permanent,
         }
     }
 

@@ -14,6 +14,13 @@
 //! models/MODEL/admitted/000000000001          jobs that were let in to be converted: dense, put-if-absent
 //! models/MODEL/admitted/hint                  all before this number have ended: overwritten, and only advice
 //! models/MODEL/policies/NAME/000000000001     named policies: dense, put-if-absent, the highest rules
+//! models/MODEL/pins/SNAPSHOT/000000000001     whether a snapshot is kept from gc: dense, put-if-absent, the highest rules
+//! models/MODEL/claims/SNAPSHOT.ID             what is about to be put on a channel or pinned: a root for a while
+//! models/MODEL/claims/SNAPSHOT.ID.manifest    the same of a snapshot that is about to be sealed: its manifest
+//! models/MODEL/gc/000000000001/begun          a run of gc; beside it listed, ended, each put-if-absent
+//! models/MODEL/gc/000000000001/held/0000...   who carries the run out: dense, put-if-absent, the highest does
+//! models/MODEL/gc/000000000001/condemned/0... what it may delete, a page each; dropped once it is done with
+//! probe/ID                                    that the store was tried out; and what is left of trying
 //! dead/ID                                     dead letters; ID.requeued and ID.discarded say what became of them
 //! ```
 
@@ -108,6 +115,119 @@ pub fn chunks(model_name: &ModelName) -> Path {
 pub fn chunk(model: &ModelName, id: &ChunkId) -> Path {
     let hex = id.to_string();
     child(&child(&chunks(model), &hex[..2]), &hex)
+}
+
+/// Where a model's pins lie.
+#[must_use]
+pub fn pins(model_name: &ModelName) -> Path {
+    child(&model(model_name), "pins")
+}
+
+/// Where it is said whether a snapshot is pinned.
+#[must_use]
+pub fn pin(model: &ModelName, id: &SnapshotId) -> Path {
+    child(&pins(model), &id.to_string())
+}
+
+/// What was said as number `sequence`.
+#[must_use]
+pub fn pin_entry(model: &ModelName, id: &SnapshotId, sequence: u64) -> Path {
+    child(&pin(model, id), &format!("{sequence:0SEQUENCE_DIGITS$}"))
+}
+
+/// Where a model's claims lie.
+#[must_use]
+pub fn claims(model_name: &ModelName) -> Path {
+    child(&model(model_name), "claims")
+}
+
+/// The claim of `operation`, an id without dots, on a snapshot.
+#[must_use]
+pub fn claim(model: &ModelName, id: &SnapshotId, operation: &str) -> Path {
+    child(&claims(model), &format!("{id}.{operation}"))
+}
+
+/// The claim of `operation` on a snapshot that is not sealed yet, and on its chunks: its manifest.
+#[must_use]
+pub fn claimed_manifest(model: &ModelName, id: &SnapshotId, operation: &str) -> Path {
+    child(&claims(model), &format!("{id}.{operation}.manifest"))
+}
+
+/// The snapshot that a claim is on, and whether the claim holds its manifest.
+#[must_use]
+pub fn claimed(key: &Path) -> Option<(SnapshotId, bool)> {
+    let (id, rest) = key.filename()?.split_once('.')?;
+    Some((id.parse().ok()?, rest.ends_with(".manifest")))
+}
+
+/// Where a model's runs of gc are noted.
+#[must_use]
+pub fn gc(model_name: &ModelName) -> Path {
+    child(&model(model_name), "gc")
+}
+
+/// Where run `run` of gc is noted.
+#[must_use]
+pub fn gc_run(model: &ModelName, run: u64) -> Path {
+    child(&gc(model), &format!("{run:0SEQUENCE_DIGITS$}"))
+}
+
+/// The notes that a run of gc has one of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GcNote {
+    /// It has begun.
+    Begun,
+    /// Its list is whole: whoever writes a root from now on has to read it.
+    Listed,
+    /// It has ended: its list is void.
+    Ended,
+}
+
+/// One of a run's notes.
+#[must_use]
+pub fn gc_note(model: &ModelName, run: u64, note: GcNote) -> Path {
+    let name = match note {
+        GcNote::Begun => "begun",
+        GcNote::Listed => "listed",
+        GcNote::Ended => "ended",
+    };
+    child(&gc_run(model, run), name)
+}
+
+/// Where it is noted who carries a run out.
+#[must_use]
+pub fn gc_holders(model: &ModelName, run: u64) -> Path {
+    child(&gc_run(model, run), "held")
+}
+
+/// The note number `sequence` of who carries a run out.
+#[must_use]
+pub fn gc_holder(model: &ModelName, run: u64, sequence: u64) -> Path {
+    child(&gc_holders(model, run), &format!("{sequence:0SEQUENCE_DIGITS$}"))
+}
+
+/// Where a run's list lies.
+#[must_use]
+pub fn condemned(model: &ModelName, run: u64) -> Path {
+    child(&gc_run(model, run), "condemned")
+}
+
+/// Page `page` of a run's list, from 1 on.
+#[must_use]
+pub fn condemned_page(model: &ModelName, run: u64, page: u64) -> Path {
+    child(&condemned(model, run), &format!("{page:0SEQUENCE_DIGITS$}"))
+}
+
+/// Where it is noted that a store was tried out, and where it is tried out.
+#[must_use]
+pub fn probes() -> Path {
+    Path::from("probe")
+}
+
+/// An object of these.
+#[must_use]
+pub fn probe(name: &str) -> Path {
+    child(&probes(), name)
 }
 
 /// Where a model's jobs lie.

@@ -5,6 +5,8 @@
 //! |---|---|
 //! | [`layout`] | the one file that spells object keys |
 //! | [`root`] | from a URL to a store |
+//! | [`bucket`] | a store in a bucket: S3, Google's, Azure's |
+//! | [`pace`] | how fast bytes may come in |
 //! | `local`, `disk` | how objects get into a folder, and onto the disk |
 //! | [`chunk`] | where tables are cut; chunks written and read, always verified |
 //! | [`files`] | how tensors are laid out in a snapshot's safetensors files |
@@ -22,6 +24,7 @@
 //! Publishing never overwrites and never deletes. Nothing rests on rename or on read-modify-write in the store: only
 //! put, put-if-absent, get, list. A reader verifies every chunk and every manifest before a byte is used.
 
+pub mod bucket;
 pub mod catalog;
 pub mod channel;
 pub mod chunk;
@@ -34,6 +37,7 @@ pub mod jobs;
 pub mod layout;
 mod local;
 pub mod manifest;
+pub mod pace;
 pub mod policies;
 pub mod reference;
 pub mod root;

@@ -144,6 +144,15 @@ impl Local {
         held.map_err(|error| StoreError::io(key, &error))
     }
 
+    /// Removes the object under `key`; that nothing is there is right too.
+    pub(crate) fn delete(&self, key: &Key) -> Result<()> {
+        let path = self.path(key)?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StoreError::io(key, &error)),
+            _ => Ok(()),
+        }
+    }
+
     /// Notes the folders that the object at `path` is found by: another process may have made them and not synced them.
     fn note(&self, path: &Path) {
         if self.durability == Durability::Unsynced {

@@ -1,31 +1,66 @@
-//! From a URL to a store: `file://` and plain paths. Writes to a local store are synced to disk before they count,
-//! unless it was opened without.
+//! From a URL to a store: a path or `file://`, or a bucket's `s3://`, `gs://`, `az://`. Writes to a folder are synced
+//! to disk before they count, unless it was opened without; what a bucket has taken is durable.
 
-use std::fs::File;
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ListResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
+use weighbridge_schemas::time::Timestamp;
+
+use crate::bucket::{self, Bucket};
 pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
 use crate::local::Local;
+use crate::pace::Pace;
+
+/// Objects that are listed at a time.
+const PAGE: usize = 1000;
 
 /// A store's root.
 #[derive(Debug, Clone)]
 pub struct Root {
-    store: Arc<dyn ObjectStore>,
-    local: Arc<Local>,
+    place: Place,
     intercept: Option<Arc<dyn Intercept>>,
+}
+
+/// Where a store lies.
+#[derive(Debug, Clone)]
+enum Place {
+    /// In a folder of this machine: what writes there is ours, what reads there is the library's.
+    Folder(Arc<Local>, Arc<LocalFileSystem>),
+    /// In a bucket.
+    Bucket(Arc<Bucket>),
+}
+
+/// An object in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its key.
+    pub key: Key,
+    /// Its size in bytes.
+    pub size: u64,
+    /// When it was put, by the store's clock.
+    pub modified: Timestamp,
+}
+
+impl From<ObjectMeta> for Listed {
+    fn from(meta: ObjectMeta) -> Self {
+        let modified = i128::from(meta.last_modified.timestamp_nanos_opt().unwrap_or_default());
+        Self { key: meta.location, size: meta.size, modified: Timestamp::from_nanoseconds(modified) }
+    }
 }
 
 /// What stands between a [`Root`] and its store: it may slow requests down, have them fail before or after they were
 /// done, or end the process there. Called on threads that may wait.
-pub trait Intercept: std::fmt::Debug + Send + Sync {
+pub trait Intercept: fmt::Debug + Send + Sync {
     /// Before a request; an error takes the request's place, and nothing is done.
     ///
     /// # Errors
@@ -42,7 +77,7 @@ pub trait Intercept: std::fmt::Debug + Send + Sync {
 /// A request to the store.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// `put_if_absent`, `put_ahead`, `put_advice`, `get`, `size`, `list`, `holds`, `open` or `secure`.
+    /// `put_if_absent`, `put_ahead`, `put_advice`, `get`, `size`, `list`, `delete`, `holds`, `open` or `secure`.
     pub name: &'static str,
     /// Of what.
     pub key: Key,
@@ -77,29 +112,38 @@ impl Root {
         Self::open_with(location, absent, Durability::Synced)
     }
 
-    /// Opens the store at `location`: a path, or a `file://` URL.
+    /// Opens the store at `location`: a path, or a URL.
     ///
     /// # Errors
-    /// [`Class::BadLocation`], [`Class::NotFound`] where it is absent and `absent` refuses, [`Class::ReadOnly`].
+    /// As [`Self::open_as`].
     pub fn open_with(location: &str, absent: Absent, durability: Durability) -> Result<Self> {
-        let path = local_path(location)?;
-        let shown = path.display();
-        if absent == Absent::Create {
-            std::fs::create_dir_all(&path).map_err(|error| match StoreError::io(&shown, &error) {
-                failed if failed.class() == Class::NotFound => {
-                    StoreError::new(Class::Unreachable, &shown, format!("it cannot be made: {error}"))
-                }
-                failed => failed,
-            })?;
-        }
-        if !path.is_dir() {
-            let why = "there is no store here; publish into it first, or name another with --store";
-            return Err(StoreError::new(Class::NotFound, shown, why));
-        }
-        let store =
-            LocalFileSystem::new_with_prefix(&path).map_err(|error| StoreError::store(&shown, &error))?;
-        let store = Arc::new(store.with_fsync(durability == Durability::Synced));
-        Ok(Self { store, local: Arc::new(Local::new(path, durability)), intercept: None })
+        Self::open_as(location, absent, durability, &bucket::Options::default())
+    }
+
+    /// Opens the store at `location`: a path, or a URL. Of a bucket nothing is asked yet, and nothing is made: its
+    /// first request tells whether it is there.
+    ///
+    /// # Errors
+    /// [`Class::BadLocation`]; of a folder [`Class::NotFound`] where it is absent and `absent` refuses,
+    /// [`Class::ReadOnly`].
+    pub fn open_as(
+        location: &str,
+        absent: Absent,
+        durability: Durability,
+        options: &bucket::Options,
+    ) -> Result<Self> {
+        let place = if bucket::is_bucket(location) {
+            let (client, prefix) = bucket::client(location, options)?;
+            Place::Bucket(Arc::new(Bucket::new(client.below(&prefix), options)))
+        } else {
+            let path = folder(&local_path(location)?, absent)?;
+            let shown = path.display();
+            let store = LocalFileSystem::new_with_prefix(&path)
+                .map_err(|error| StoreError::store(&shown, &error))?
+                .with_fsync(durability == Durability::Synced);
+            Place::Folder(Arc::new(Local::new(path, durability)), Arc::new(store))
+        };
+        Ok(Self { place, intercept: None })
     }
 
     /// The same store, behind `intercept`.
@@ -115,12 +159,12 @@ impl Root {
         name: &'static str,
         key: &Key,
         bytes: usize,
-        work: impl FnOnce(&Local) -> Result<T>,
+        work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let Some(intercept) = &self.intercept else { return work(&self.local) };
+        let Some(intercept) = &self.intercept else { return work() };
         let request = Request { name, key: key.clone(), bytes };
         intercept.before(&request)?;
-        let done = work(&self.local)?;
+        let done = work()?;
         intercept.after(&request)?;
         Ok(done)
     }
@@ -130,10 +174,11 @@ impl Root {
         &self,
         name: &'static str,
         key: &Key,
+        bytes: usize,
         work: impl Future<Output = Result<T>> + Send,
     ) -> Result<T> {
         let Some(intercept) = self.intercept.clone() else { return work.await };
-        let request = Request { name, key: key.clone(), bytes: 0 };
+        let request = Request { name, key: key.clone(), bytes };
         let told = apart(name, move || intercept.before(&request).map(|()| (intercept, request)));
         let (intercept, request) = told.await?;
         let done = work.await?;
@@ -141,27 +186,59 @@ impl Root {
         Ok(done)
     }
 
-    /// The store.
+    /// The folder of this machine that the store lies in; `None` for a bucket.
     #[must_use]
-    pub fn store(&self) -> &dyn ObjectStore {
-        &*self.store
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Folder(local, _) => Some(local.folder()),
+            Place::Bucket(_) => None,
+        }
     }
 
-    /// The folder of this machine that the store lies in.
+    /// Whether the store lies in a bucket.
     #[must_use]
-    pub fn folder(&self) -> &Path {
-        self.local.folder()
+    pub fn is_bucket(&self) -> bool {
+        matches!(self.place, Place::Bucket(_))
+    }
+
+    /// What tells this store from others.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        match &self.place {
+            Place::Folder(local, _) => local.folder().display().to_string(),
+            Place::Bucket(bucket) => bucket.identity(),
+        }
+    }
+
+    /// The time by the store's clock, as far as it is known: a bucket tells it with each answer.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let ours = i128::try_from(since).unwrap_or(0);
+        let ahead = match &self.place {
+            Place::Folder(..) => 0,
+            Place::Bucket(bucket) => bucket.ahead(),
+        };
+        Timestamp::from_nanoseconds(ours + i128::from(ahead) * 1_000_000_000)
     }
 
     /// Writes `bytes` under `key` if nothing is there yet. Durable when it returns; and everything that was put before
-    /// is on the disk before its name appears.
+    /// is on the disk before its name appears. [`Put::Present`] may be the word for a put of one's own, whose answer
+    /// was lost: whoever gets it reads what is there.
     ///
     /// # Errors
     /// [`StoreError`] where the store fails; an object that is there already is no error.
     pub async fn put_if_absent(&self, key: &Key, bytes: Bytes) -> Result<Put> {
+        let local = match &self.place {
+            Place::Folder(local, _) => Arc::clone(local),
+            Place::Bucket(bucket) => {
+                let put = bucket.put_if_absent(key, bytes.clone());
+                return self.request_async("put_if_absent", key, bytes.len(), put).await;
+            }
+        };
         let (root, key) = (self.clone(), key.clone());
         apart("writing", move || {
-            root.request("put_if_absent", &key, bytes.len(), |local| {
+            root.request("put_if_absent", &key, bytes.len(), || {
                 local.settle()?;
                 let put = local.put(&key, &bytes)?;
                 match put {
@@ -180,8 +257,13 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn put_history(&self, key: &Key, bytes: Bytes) -> Result<Put> {
+        let local = match &self.place {
+            Place::Folder(local, _) => Arc::clone(local),
+            Place::Bucket(_) => return self.put_if_absent(key, bytes).await,
+        };
         let (root, key) = (self.clone(), key.clone());
-        apart("writing", move || root.put_ahead(&key, &bytes)).await
+        apart("writing", move || root.request("put_ahead", &key, bytes.len(), || local.put(&key, &bytes)))
+            .await
     }
 
     /// Sees to it that the object under `key`, which is there, is on the disk.
@@ -189,33 +271,55 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub(crate) async fn secure(&self, key: &Key) -> Result<()> {
+        let Place::Folder(local, _) = &self.place else { return Ok(()) };
+        let (root, key, local) = (self.clone(), key.clone(), Arc::clone(local));
+        apart("syncing", move || root.request("secure", &key, 0, || local.secure(&key))).await
+    }
+
+    /// Writes `bytes`, which alone can lie under `key`, unless they are there already. In a folder they are on the disk
+    /// when it returns, and their name is before the next [`Self::put_if_absent`] puts anything. What is there is
+    /// compared: byte by byte in a folder, by its size in a bucket.
+    ///
+    /// # Errors
+    /// [`Class::Integrity`] where something else is there; else as the store fails.
+    pub(crate) async fn put_content(&self, key: &Key, bytes: Bytes) -> Result<Put> {
+        let other = |key: &Key| {
+            let why = "the stored chunk does not hold what its name says; move it away and publish again";
+            StoreError::new(Class::Integrity, key, why)
+        };
+        let local = match &self.place {
+            Place::Folder(local, _) => Arc::clone(local),
+            Place::Bucket(bucket) => {
+                match self.size(key).await? {
+                    Some(size) if size == bytes.len() as u64 => return Ok(Put::Present),
+                    Some(_) => return Err(other(key)),
+                    None => {}
+                }
+                let length = bytes.len();
+                self.request_async("put_ahead", key, length, bucket.put(key, bytes)).await?;
+                return Ok(Put::Written);
+            }
+        };
         let (root, key) = (self.clone(), key.clone());
-        apart("syncing", move || root.request("secure", &key, 0, |local| local.secure(&key))).await
+        apart("writing", move || {
+            let put = root.request("put_ahead", &key, bytes.len(), || local.put(&key, &bytes))?;
+            if put == Put::Written || root.request("holds", &key, 0, || local.holds(&key, &bytes))? {
+                return Ok(put);
+            }
+            Err(other(&key))
+        })
+        .await
     }
 
-    /// Writes `bytes` under `key` if nothing is there yet, on this thread. The bytes are on the disk when it returns;
-    /// their name is before the next [`Self::put_if_absent`] puts anything.
-    ///
-    /// # Errors
-    /// As [`Self::put_if_absent`].
-    pub(crate) fn put_ahead(&self, key: &Key, bytes: &[u8]) -> Result<Put> {
-        self.request("put_ahead", key, bytes.len(), |local| local.put(key, bytes))
-    }
-
-    /// Whether the object under `key` is `bytes`, read on this thread. If it is, it is on the disk.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub(crate) fn holds(&self, key: &Key, bytes: &[u8]) -> Result<bool> {
-        self.request("holds", key, 0, |local| local.holds(key, bytes))
-    }
-
-    /// Opens the object under `key`, on this thread; `None` where nothing is there.
+    /// Opens the object under `key` in a folder, on this thread; `None` where nothing is there.
     ///
     /// # Errors
     /// [`StoreError`] where the store fails.
-    pub(crate) fn open_object(&self, key: &Key) -> Result<Option<File>> {
-        self.request("open", key, 0, |local| local.open(key))
+    pub(crate) fn open_object(&self, key: &Key) -> Result<Option<std::fs::File>> {
+        match &self.place {
+            Place::Folder(local, _) => self.request("open", key, 0, || local.open(key)),
+            Place::Bucket(_) => Err(StoreError::io(key, &io::ErrorKind::Unsupported.into())),
+        }
     }
 
     /// Writes `bytes` under `key`, whatever is there. For advice only.
@@ -223,12 +327,18 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn put_advice(&self, key: &Key, bytes: Bytes) -> Result<()> {
-        self.local.path(key)?;
-        self.request_async("put_advice", key, async {
-            let put = self.store.put(key, PutPayload::from_bytes(bytes)).await;
-            put.map(drop).map_err(|error| StoreError::store(key, &error))
-        })
-        .await
+        let length = bytes.len();
+        let put = async {
+            match &self.place {
+                Place::Folder(local, store) => {
+                    local.path(key)?;
+                    let put = store.put(key, PutPayload::from_bytes(bytes)).await;
+                    put.map(drop).map_err(|error| StoreError::store(key, &error))
+                }
+                Place::Bucket(bucket) => bucket.put(key, bytes).await,
+            }
+        };
+        self.request_async("put_advice", key, length, put).await
     }
 
     /// The bytes under `key`, or `None` where nothing is there.
@@ -236,21 +346,43 @@ impl Root {
     /// # Errors
     /// [`Class::Integrity`] where the object is larger than `limit` bytes; else as the store fails.
     pub async fn get(&self, key: &Key, limit: usize) -> Result<Option<Bytes>> {
-        self.local.path(key)?;
-        self.request_async("get", key, self.get_now(key, limit)).await
+        self.get_paced(key, limit, &Pace::default()).await
     }
 
-    async fn get_now(&self, key: &Key, limit: usize) -> Result<Option<Bytes>> {
-        let found = match self.store.get(key).await {
-            Ok(found) => found,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
-            Err(error) => return Err(StoreError::store(key, &error)),
+    /// As [`Self::get`], no faster than `pace` where the store is a bucket.
+    pub(crate) async fn get_paced(&self, key: &Key, limit: usize, pace: &Pace) -> Result<Option<Bytes>> {
+        let get = async {
+            match &self.place {
+                Place::Folder(local, store) => {
+                    local.path(key)?;
+                    get_of(store, key, limit).await
+                }
+                Place::Bucket(bucket) => bucket.get(key, limit as u64, pace).await,
+            }
         };
-        if usize::try_from(found.meta.size).is_ok_and(|size| size <= limit) {
-            return found.bytes().await.map(Some).map_err(|error| StoreError::store(key, &error));
-        }
-        let why = format!("it has {} bytes, where at most {limit} can be right", found.meta.size);
-        Err(StoreError::new(Class::Integrity, key, why))
+        self.request_async("get", key, 0, get).await
+    }
+
+    /// What is known of the object under `key`, or `None` where nothing is there.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub async fn look(&self, key: &Key) -> Result<Option<Listed>> {
+        let look = async {
+            let found = match &self.place {
+                Place::Folder(local, store) => {
+                    local.path(key)?;
+                    match store.head(key).await {
+                        Ok(found) => Some(found),
+                        Err(object_store::Error::NotFound { .. }) => None,
+                        Err(error) => return Err(StoreError::store(key, &error)),
+                    }
+                }
+                Place::Bucket(bucket) => bucket.head(key).await?,
+            };
+            Ok(found.map(Listed::from))
+        };
+        self.request_async("size", key, 0, look).await
     }
 
     /// The size of the object under `key`, or `None` where nothing is there.
@@ -258,15 +390,7 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn size(&self, key: &Key) -> Result<Option<u64>> {
-        self.local.path(key)?;
-        self.request_async("size", key, async {
-            match self.store.head(key).await {
-                Ok(found) => Ok(Some(found.size)),
-                Err(object_store::Error::NotFound { .. }) => Ok(None),
-                Err(error) => Err(StoreError::store(key, &error)),
-            }
-        })
-        .await
+        Ok(self.look(key).await?.map(|found| found.size))
     }
 
     /// The keys below `folder`, sorted; only those behind `after`, where it is given.
@@ -274,32 +398,135 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails.
     pub async fn keys(&self, folder: &Key, after: Option<&Key>) -> Result<Vec<Key>> {
-        self.local.check()?;
-        self.request_async("list", folder, async {
-            let listed = match after {
-                Some(after) => self.store.list_with_offset(Some(folder), after),
-                None => self.store.list(Some(folder)),
-            };
-            let listed = listed.map_ok(|meta| meta.location).try_collect::<Vec<_>>().await;
-            let mut keys = listed.map_err(|error| StoreError::store(folder, &error))?;
-            keys.sort_unstable();
-            Ok(keys)
+        let mut keys = Vec::new();
+        self.walk(folder, after, |listed| {
+            keys.push(listed.key);
+            Ok(())
         })
-        .await
+        .await?;
+        keys.sort_unstable();
+        Ok(keys)
+    }
+
+    /// Hands every object below `folder`, behind `after` where it is given, to `take`: so that a listing of any length
+    /// takes little memory. A bucket's come in the order of their keys, a folder's in none.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store or `take` fails.
+    pub async fn walk(
+        &self,
+        folder: &Key,
+        after: Option<&Key>,
+        mut take: impl FnMut(Listed) -> Result<()> + Send,
+    ) -> Result<()> {
+        let walk = async {
+            match &self.place {
+                Place::Folder(local, store) => {
+                    local.check()?;
+                    let mut listed = match after {
+                        Some(after) => store.list_with_offset(Some(folder), after),
+                        None => store.list(Some(folder)),
+                    };
+                    let failed = |error| StoreError::store(folder, &error);
+                    while let Some(meta) = listed.try_next().await.map_err(failed)? {
+                        take(meta.into())?;
+                    }
+                    Ok(())
+                }
+                Place::Bucket(bucket) => {
+                    let mut after = after.cloned();
+                    loop {
+                        let page = bucket.list(folder, after.as_ref(), PAGE).await?;
+                        let full = page.len() >= PAGE;
+                        after = page.last().map(|meta| meta.location.clone());
+                        for meta in page {
+                            take(meta.into())?;
+                        }
+                        if !full {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        };
+        self.request_async("list", folder, 0, walk).await
     }
 
     /// What lies directly in `folder`: objects and folders.
     ///
     /// # Errors
     /// [`StoreError`] where the store fails.
-    pub async fn entries(&self, folder: &Key) -> Result<object_store::ListResult> {
-        self.local.check()?;
-        self.request_async("list", folder, async {
-            let listed = self.store.list_with_delimiter(Some(folder)).await;
-            listed.map_err(|error| StoreError::store(folder, &error))
-        })
-        .await
+    pub async fn entries(&self, folder: &Key) -> Result<ListResult> {
+        let entries = async {
+            match &self.place {
+                Place::Folder(local, store) => {
+                    local.check()?;
+                    let listed = store.list_with_delimiter(Some(folder)).await;
+                    listed.map_err(|error| StoreError::store(folder, &error))
+                }
+                Place::Bucket(bucket) => bucket.entries(folder).await,
+            }
+        };
+        self.request_async("list", folder, 0, entries).await
     }
+
+    /// Removes objects; that one is not there is right too. Only `gc` does this, and whoever tries a store out.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails; some of them may be gone then.
+    pub async fn delete(&self, keys: &[Key]) -> Result<()> {
+        let Some(first) = keys.first() else { return Ok(()) };
+        let delete = async {
+            match &self.place {
+                Place::Folder(local, _) => {
+                    let (local, keys) = (Arc::clone(local), keys.to_vec());
+                    apart("deleting", move || keys.iter().try_for_each(|key| local.delete(key))).await
+                }
+                Place::Bucket(bucket) => bucket.delete(keys).await,
+            }
+        };
+        self.request_async("delete", first, keys.len(), delete).await
+    }
+}
+
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Folder(local, _) => local.folder().display().fmt(f),
+            Place::Bucket(bucket) => f.write_str(bucket.shown()),
+        }
+    }
+}
+
+/// The folder at `path`, made where that is wanted.
+fn folder(path: &Path, absent: Absent) -> Result<PathBuf> {
+    let shown = path.display();
+    if absent == Absent::Create {
+        std::fs::create_dir_all(path).map_err(|error| match StoreError::io(&shown, &error) {
+            failed if failed.class() == Class::NotFound => {
+                StoreError::new(Class::Unreachable, &shown, format!("it cannot be made: {error}"))
+            }
+            failed => failed,
+        })?;
+    }
+    if !path.is_dir() {
+        let why = "there is no store here; publish into it first, or name another with --store";
+        return Err(StoreError::new(Class::NotFound, shown, why));
+    }
+    Ok(path.to_path_buf())
+}
+
+async fn get_of(store: &LocalFileSystem, key: &Key, limit: usize) -> Result<Option<Bytes>> {
+    let found = match store.get(key).await {
+        Ok(found) => found,
+        Err(object_store::Error::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(StoreError::store(key, &error)),
+    };
+    if usize::try_from(found.meta.size).is_ok_and(|size| size <= limit) {
+        return found.bytes().await.map(Some).map_err(|error| StoreError::store(key, &error));
+    }
+    let why = format!("it has {} bytes, where at most {limit} can be right", found.meta.size);
+    Err(StoreError::new(Class::Integrity, key, why))
 }
 
 /// Does what takes long off the I/O threads.
@@ -316,13 +543,16 @@ pub(crate) async fn apart<T: Send + 'static>(
 /// # Errors
 /// [`Class::BadLocation`].
 pub fn check_location(location: &str) -> Result<()> {
+    if bucket::is_bucket(location) {
+        return bucket::check(location);
+    }
     local_path(location).map(drop)
 }
 
 fn local_path(location: &str) -> Result<PathBuf> {
     let bad = |why: &str| StoreError::new(Class::BadLocation, location, why);
     if location.is_empty() {
-        return Err(bad("a store is a path or a file:// URL"));
+        return Err(bad("a store is a path, or a URL: file://, s3://, gs:// or az://"));
     }
     if !location.contains("://") {
         return Ok(Path::new(location).to_path_buf());
@@ -330,7 +560,9 @@ fn local_path(location: &str) -> Result<PathBuf> {
     let url = url::Url::parse(location).map_err(|error| bad(&format!("it is no URL: {error}")))?;
     match url.scheme() {
         "file" => url.to_file_path().map_err(|()| bad("a file:// URL has an absolute path and no host")),
-        scheme => Err(bad(&format!("{scheme}:// stores are not supported in this version; use file://"))),
+        scheme => {
+            Err(bad(&format!("{scheme}:// stores are not supported; use file://, s3://, gs:// or az://")))
+        }
     }
 }
 
@@ -342,7 +574,7 @@ mod tests {
     fn locations() {
         assert_eq!(local_path("a/b").unwrap(), Path::new("a/b"));
         assert_eq!(local_path("file:///a%20b").unwrap(), Path::new("/a b"));
-        for location in ["", "s3://bucket", "file://host/a", "file:", "://"] {
+        for location in ["", "hdfs://bucket", "file://host/a", "file:", "://"] {
             let opened = local_path(location);
             assert!(opened.is_err() || location == "file:", "{location}");
         }

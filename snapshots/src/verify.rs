@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 use object_store::path::Path as Key;
 
 use weighbridge_schemas::channel::ChannelEntry;
@@ -20,7 +20,7 @@ use crate::chunk;
 use crate::error::{Class, Result, StoreError};
 use crate::layout;
 use crate::manifest;
-use crate::root::Root;
+use crate::root::{Listed, Root};
 
 /// Chunks read at once.
 const CONCURRENCY: usize = 4;
@@ -167,19 +167,20 @@ async fn listed_chunks(
     model: &ModelName,
     verified: &mut Verified,
 ) -> Result<BTreeMap<ChunkId, u64>> {
-    let folder = layout::chunks(model);
-    let mut listed = root.store().list(Some(&folder));
     let mut chunks = BTreeMap::new();
-    while let Some(meta) = listed.try_next().await.map_err(|error| StoreError::store(&folder, &error))? {
-        let id = meta.location.filename().and_then(|name| name.parse::<ChunkId>().ok());
-        let Some(id) = id.filter(|id| layout::chunk(model, id) == meta.location) else { continue };
-        if meta.size > limits::LARGEST_CHUNK_BYTES {
-            let why = format!("it has {} bytes, more than any chunk", meta.size);
-            verified.problems.push(StoreError::new(Class::Integrity, meta.location, why));
+    let problems = &mut verified.problems;
+    let take = |listed: Listed| {
+        let id = listed.key.filename().and_then(|name| name.parse::<ChunkId>().ok());
+        let Some(id) = id.filter(|id| layout::chunk(model, id) == listed.key) else { return Ok(()) };
+        if listed.size > limits::LARGEST_CHUNK_BYTES {
+            let why = format!("it has {} bytes, more than any chunk", listed.size);
+            problems.push(StoreError::new(Class::Integrity, listed.key, why));
         } else {
-            chunks.insert(id, meta.size);
+            chunks.insert(id, listed.size);
         }
-    }
+        Ok(())
+    };
+    root.walk(&layout::chunks(model), None, take).await?;
     Ok(chunks)
 }
 

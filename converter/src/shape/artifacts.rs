@@ -23,11 +23,11 @@ pub struct SelectedArtifacts {
 ///
 /// # Errors
 /// Those of [`Source::tree`] and [`Source::file`], which a link that leads out of the folder is one of.
-pub fn select(source: &Source, artifacts: &Artifacts, store: &Path) -> Result<SelectedArtifacts> {
+pub fn select(source: &Source, artifacts: &Artifacts, store: Option<&Path>) -> Result<SelectedArtifacts> {
     if artifacts.is_empty() {
         return Ok(SelectedArtifacts::default());
     }
-    let store = source.relative(store).map(|path| path + "/");
+    let store = store.and_then(|store| source.relative(store)).map(|path| path + "/");
     let in_store = |path: &str| store.as_ref().is_some_and(|store| path.starts_with(store));
     let mut matched = vec![false; artifacts.include().len()];
     let tree = source.tree(&mut |path| {
@@ -78,7 +78,7 @@ mod tests {
         let select = |text: &str| {
             let source = Source::open(folder.path()).unwrap();
             source.file("model.safetensors").unwrap();
-            select(&source, &policy(text), Path::new("elsewhere"))
+            select(&source, &policy(text), Some(Path::new("elsewhere")))
         };
         let names = |selected: &SelectedArtifacts| {
             selected.files.iter().map(|file| file.name().to_owned()).collect::<Vec<_>>()
@@ -98,7 +98,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/etc/hostname", folder.path().join("name.json")).unwrap();
         let source = Source::open(folder.path()).unwrap();
-        let select = |text: &str| select(&source, &policy(text), folder.path());
+        let select = |text: &str| select(&source, &policy(text), Some(folder.path()));
         let error = select("include = ['*.json']").unwrap_err();
         assert!(matches!(error.class(), Class::IndexPathEscape | Class::NotFound));
         assert!(error.to_string().contains("exclude it"), "{error}");
@@ -117,7 +117,7 @@ mod tests {
         std::os::unix::fs::symlink(folder.path().join("sub/store"), &link).unwrap();
         for store in [folder.path().join("sub/../sub/store/"), link] {
             let source = Source::open(folder.path()).unwrap();
-            let selected = select(&source, &policy("include = ['**']"), &store).unwrap();
+            let selected = select(&source, &policy("include = ['**']"), Some(&store)).unwrap();
             let names: Vec<_> = selected.files.iter().map(|file| file.name()).collect();
             assert_eq!(names, ["sub/other", "sub/store.json"]);
             assert_eq!(selected.notes, ["sub/store/: left out of the artifacts: the store lies there"]);

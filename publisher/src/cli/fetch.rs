@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 use weighbridge_snapshots::fetch::{self, Folder, Limits};
+use weighbridge_snapshots::pace::Pace;
 use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::Absent;
 
@@ -15,8 +16,8 @@ use super::output::bytes;
 use super::{BudgetOptions, Context, SyncOption, default_channel};
 use crate::error::Result;
 
-/// The memory that one chunk on its way takes, in bytes: a buffer, and its thread's stack.
-const CHUNK_MEMORY: u64 = 512 << 10;
+/// Chunks that come from a bucket at once, where memory allows.
+const STREAMS: usize = 16;
 /// The memory that everything else takes: code, the manifest.
 const PROCESS_MEMORY: u64 = 96 << 20;
 
@@ -45,11 +46,11 @@ impl Fetch {
         let root = context.root(Absent::Refuse)?;
         let (model, id) = Reference::locate(&self.reference, &root, &default_channel()).await?;
         let folder = Folder::open(&self.into, context.durability(&self.sync)?)?;
-        let chunks =
-            usize::try_from(budget.memory.saturating_sub(PROCESS_MEMORY) / CHUNK_MEMORY).unwrap_or(1);
-        let limits = Limits { chunks: chunks.min(budget.threads.saturating_mul(2)) };
+        // Threads bound what is read from a disk, not what comes over a network.
+        let most = if root.is_bucket() { STREAMS } else { budget.threads.saturating_mul(2) };
+        let limits = Limits::new(&root, budget.memory.saturating_sub(PROCESS_MEMORY), most, Pace::default());
         let bar = Bar::new("fetching", context.output.is_json());
-        let fetched = fetch::fetch(&root, &model, &id, &folder, limits, &*bar).await;
+        let fetched = fetch::fetch(&root, &model, &id, &folder, &limits, &*bar).await;
         drop(bar);
         let fetched = fetched.map_err(|error| {
             crate::error::Failure::from(error).while_doing(format!("fetching {model}@{id}"))

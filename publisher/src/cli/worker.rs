@@ -156,7 +156,7 @@ impl WorkOptions {
             until_empty,
         };
         let concurrency = steps.options().concurrency;
-        tracing::info!(store = %steps.root().folder().display(), queue = context.queue_shown(), concurrency, "working");
+        tracing::info!(store = %steps.root(), queue = context.queue_shown(), concurrency, "working");
         // A queue that will never be one is said now; one that is away is waited for.
         let mut told = stop.clone();
         let looked = tokio::select! {

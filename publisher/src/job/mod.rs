@@ -22,6 +22,7 @@ pub mod plan;
 pub mod promote;
 pub mod seal;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use weighbridge_converter::checkpoint::Checkpoint;
@@ -103,8 +104,9 @@ async fn plan_apart(
     request: &Request,
     budget: Budget,
 ) -> Result<Arc<plan::Plan>> {
-    let (policy, store) = (request.policy.clone(), root.folder().to_path_buf());
-    let planned = tokio::task::spawn_blocking(move || plan::plan(checkpoint, &policy, &store, budget.memory));
+    let (policy, store) = (request.policy.clone(), root.folder().map(Path::to_path_buf));
+    let planned =
+        tokio::task::spawn_blocking(move || plan::plan(checkpoint, &policy, store.as_deref(), budget.memory));
     Ok(Arc::new(planned.await.map_err(|error| Failure::internal("planning", error))??))
 }
 

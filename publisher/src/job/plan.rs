@@ -234,11 +234,11 @@ fn check_listing(checkpoint: &Checkpoint, stored: &[Stored], extra: u64, memory:
 
 /// Plans the publish of `checkpoint` under `policy`, within a budget of `memory` bytes.
 ///
-/// `store` is the folder that the store lies in: should that be below the checkpoint's, it holds no artifacts.
+/// `store` is the folder that the store lies in, if it is one: should that be below the checkpoint's, it holds no artifacts.
 ///
 /// # Errors
 /// Where the policy does not fit the checkpoint, or the listing not the budget.
-pub fn plan(checkpoint: Checkpoint, policy: &Policy, store: &Path, memory: u64) -> Result<Plan> {
+pub fn plan(checkpoint: Checkpoint, policy: &Policy, store: Option<&Path>, memory: u64) -> Result<Plan> {
     check_listing(&checkpoint, &[], 0, memory)?;
     let selection = select(&checkpoint, policy)?;
     // Before lists of rows are looked up: one that is to be published too is no part of the checkpoint.

@@ -31,10 +31,12 @@ pub(super) fn is_outside(failure: &Failure) -> bool {
 }
 
 /// Failures that say nothing about the job: of the store, the queue, or this machine.
-const OUTSIDE: [&str; 7] = [
+const OUTSIDE: [&str; 9] = [
     "store_unreachable",
     "disk_full",
     "read_only",
+    "store_access_denied",
+    "store_unfit",
     "conflict",
     "queue_unreachable",
     "queue_unknown_outcome",

@@ -14,7 +14,8 @@ use crate::clock;
 use crate::error::Failure;
 
 /// Failures of the store that say something about the store as a whole.
-const OF_THE_STORE: [&str; 4] = ["store_unreachable", "not_found", "disk_full", "read_only"];
+const OF_THE_STORE: [&str; 6] =
+    ["store_unreachable", "not_found", "disk_full", "read_only", "store_access_denied", "store_unfit"];
 /// For how long a failure to write counts when nobody has tried to write since: more than the longest pause before
 /// something is tried again. After that, a store that can be read is taken to be well.
 const WRITE_FAILURE_COUNTS: Duration = Duration::from_secs(120);

@@ -13,6 +13,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use bytes::Bytes;
+use object_store::path::Path as Key;
 
 use weighbridge_schemas::ids::ChunkId;
 use weighbridge_schemas::names::ModelName;
@@ -20,6 +21,7 @@ use weighbridge_schemas::snapshot::Chunk;
 
 use crate::error::{Class, Result, StoreError};
 use crate::layout;
+use crate::pace::Pace;
 use crate::root::{Put, Root, apart};
 
 use pool::Lent;
@@ -69,24 +71,13 @@ impl Builder {
     }
 }
 
-/// Stores a chunk, unless it is there already; then what is there is read and compared. Its bytes are on the disk when
-/// this returns; its name is before [`Root::put_if_absent`] puts anything.
+/// Stores a chunk, unless it is there already; then what is there is compared, see [`Root::put_content`]. In a folder
+/// its bytes are on the disk when this returns; its name is before [`Root::put_if_absent`] puts anything.
 ///
 /// # Errors
 /// [`Class::Integrity`] where an object of that name and other content is there; else as the store fails.
 pub async fn put(root: &Root, model: &ModelName, chunk: Chunk, bytes: Bytes) -> Result<Put> {
-    let (root, key) = (root.clone(), layout::chunk(model, &chunk.id));
-    let put = move || {
-        if root.put_ahead(&key, &bytes)? == Put::Written {
-            return Ok(Put::Written);
-        }
-        if root.holds(&key, &bytes)? {
-            return Ok(Put::Present);
-        }
-        let why = "the stored chunk does not hold what its name says; move it away and publish again";
-        Err(StoreError::new(Class::Integrity, key, why))
-    };
-    apart("writing", put).await
+    root.put_content(&layout::chunk(model, &chunk.id), bytes).await
 }
 
 /// Looks whether a chunk is there, of the right size; it is not read.
@@ -108,49 +99,90 @@ pub async fn find(root: &Root, model: &ModelName, chunk: Chunk) -> Result<()> {
 /// # Errors
 /// [`Class::Integrity`] where it is absent, or is not what its name says; else as the store fails.
 pub async fn check(root: &Root, model: &ModelName, chunk: Chunk) -> Result<()> {
-    let (root, model) = (root.clone(), model.clone());
-    apart("reading", move || read(&root, &model, chunk, |_, _| Ok(()))).await
+    read(root, model, chunk, &Pace::default(), |_, _| Ok(())).await
 }
 
-/// Reads a chunk on this thread, hands each of its runs and where it begins to `take`, and checks the hash of all. What
-/// `take` was given is right only if this succeeds.
+/// Reads a chunk, hands each of its runs and where it begins to `take`, and checks the hash of all. What `take` was
+/// given is right only if this succeeds. A chunk of a folder is read in runs as it is hashed; one of a bucket comes
+/// into memory whole, and is hashed before `take` is given any of it.
 ///
 /// # Errors
 /// [`Class::Integrity`] where it is absent, or is not what its name says; else as the store or `take` fails.
-pub(crate) fn read(
+pub(crate) async fn read(
     root: &Root,
     model: &ModelName,
     chunk: Chunk,
-    take: impl FnMut(u64, &[u8]) -> Result<()>,
+    pace: &Pace,
+    take: impl FnMut(u64, &[u8]) -> Result<()> + Send + 'static,
 ) -> Result<()> {
     let key = layout::chunk(model, &chunk.id);
-    let Some(file) = root.open_object(&key)? else {
-        return Err(StoreError::new(Class::Integrity, key, "the chunk is missing from the store"));
-    };
-    let size = file.metadata().map_err(|error| StoreError::io(&key, &error))?.len();
+    if !root.is_bucket() {
+        pace.take(chunk.size).await;
+        let root = root.clone();
+        return apart("reading", move || read_file(&root, &key, chunk, take)).await;
+    }
+    let limit = usize::try_from(chunk.size).unwrap_or(usize::MAX);
+    let Some(bytes) = root.get_paced(&key, limit, pace).await? else { return Err(missing(&key)) };
+    apart("checking", move || check_bytes(&key, chunk, &bytes, take)).await
+}
+
+fn missing(key: &Key) -> StoreError {
+    StoreError::new(Class::Integrity, key, "the chunk is missing from the store")
+}
+
+fn wrong_size(key: &Key, size: u64, chunk: Chunk) -> StoreError {
+    StoreError::new(Class::Integrity, key, format!("it has {size} bytes, where {} are right", chunk.size))
+}
+
+fn wrong_hash(key: &Key, found: ChunkId) -> StoreError {
+    let why = format!("the chunk's bytes do not have the hash that is its name, but {found}");
+    StoreError::new(Class::Integrity, key, why)
+}
+
+fn check_bytes(
+    key: &Key,
+    chunk: Chunk,
+    bytes: &Bytes,
+    mut take: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    if bytes.len() as u64 != chunk.size {
+        return Err(wrong_size(key, bytes.len() as u64, chunk));
+    }
+    let found = ChunkId::of(bytes);
+    if found != chunk.id {
+        return Err(wrong_hash(key, found));
+    }
+    let mut done = 0;
+    for run in bytes.chunks(STEP_BYTES) {
+        take(done, run)?;
+        done += run.len() as u64;
+    }
+    Ok(())
+}
+
+fn read_file(root: &Root, key: &Key, chunk: Chunk, take: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    let Some(file) = root.open_object(key)? else { return Err(missing(key)) };
+    let size = file.metadata().map_err(|error| StoreError::io(key, &error))?.len();
     if size != chunk.size {
-        let why = format!("it has {size} bytes, where {} are right", chunk.size);
-        return Err(StoreError::new(Class::Integrity, key, why));
+        return Err(wrong_size(key, size, chunk));
     }
-    if walk(&file, 0, chunk, &key, take)? {
-        return Ok(());
-    }
-    Err(StoreError::new(Class::Integrity, key, "the chunk's bytes do not have the hash that is its name"))
+    let found = walk(&file, 0, chunk, key, take)?;
+    if found == chunk.id { Ok(()) } else { Err(wrong_hash(key, found)) }
 }
 
 /// Whether `file` holds the chunk at `offset`; read on this thread.
 pub(crate) fn is_at(file: &File, offset: u64, chunk: Chunk) -> Result<bool> {
-    walk(file, offset, chunk, &chunk.id, |_, _| Ok(()))
+    Ok(walk(file, offset, chunk, &chunk.id, |_, _| Ok(()))? == chunk.id)
 }
 
-/// Hands the chunk's place in `file` to `take`, run by run, and says whether it has the chunk's hash.
+/// Hands the chunk's place in `file` to `take`, run by run, and gives the hash of what is there.
 fn walk(
     file: &File,
     offset: u64,
     chunk: Chunk,
     object: &impl Display,
     mut take: impl FnMut(u64, &[u8]) -> Result<()>,
-) -> Result<bool> {
+) -> Result<ChunkId> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; usize::try_from(chunk.size).map_or(STEP_BYTES, |size| size.min(STEP_BYTES))];
     let mut done = 0;
@@ -168,7 +200,7 @@ fn walk(
         take(done, &buffer)?;
         done += buffer.len() as u64;
     }
-    Ok(ChunkId::from_bytes(*hasher.finalize().as_bytes()) == chunk.id)
+    Ok(ChunkId::from_bytes(*hasher.finalize().as_bytes()))
 }
 
 #[cfg(test)]
@@ -207,13 +239,16 @@ mod tests {
         let (chunk, bytes) = built(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>());
         assert_eq!(chunk, Chunk { id: ChunkId::of(&rows.concat()), size: 40 * 20_011 });
         put(&root, &model, chunk, bytes).await.unwrap();
-        let mut taken = Vec::new();
-        let take = |offset, run: &[u8]| {
+        let taken = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let takes = std::sync::Arc::clone(&taken);
+        let take = move |offset, run: &[u8]| {
+            let mut taken = takes.lock().unwrap();
             assert_eq!(offset, taken.len() as u64);
             taken.extend_from_slice(run);
             Ok(())
         };
-        read(&root, &model, chunk, take).unwrap();
+        read(&root, &model, chunk, &Pace::default(), take).await.unwrap();
+        let taken = taken.lock().unwrap().clone();
         assert_eq!(taken, rows.concat());
 
         let path = folder.path().join("beside");

@@ -13,7 +13,7 @@ use super::{Limits, Progress};
 use crate::chunk;
 use crate::disk::{self, Durability, open_regular};
 use crate::error::{Class, Result, StoreError};
-use crate::root::{Root, apart};
+use crate::root::Root;
 
 /// Fetches the pieces into their files, which have their full sizes. If it fails, a file may hold bytes that are not
 /// right: [`super::plan::missing`] finds them, and nothing is taken from a staging folder unchecked.
@@ -23,40 +23,54 @@ pub(super) async fn download(
     staging: &Path,
     pieces: Vec<Piece>,
     durability: Durability,
-    limits: Limits,
+    limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<()> {
     tracing::debug!(pieces = pieces.len(), staging = %staging.display(), "fetching");
     let fetches = futures::stream::iter(pieces).map(|piece| async move {
-        let size = piece.chunk.size;
-        let (root, model) = (root.clone(), model.clone());
-        apart("fetching", move || fetch(&root, &model, &piece, durability)).await?;
-        progress.advance(size);
+        let _memory = limits.memory_for(piece.chunk.size).await;
+        fetch(root, model, &piece, durability, limits).await?;
+        progress.advance(piece.chunk.size);
         Ok(())
     });
     fetches.buffer_unordered(limits.chunks.max(1)).try_collect().await
 }
 
 /// A chunk that comes out wrong is read once more: it may have been the way, not the store.
-fn fetch(root: &Root, model: &ModelName, piece: &Piece, durability: Durability) -> Result<()> {
-    match copy(root, model, piece, durability) {
+async fn fetch(
+    root: &Root,
+    model: &ModelName,
+    piece: &Piece,
+    durability: Durability,
+    limits: &Limits,
+) -> Result<()> {
+    match copy(root, model, piece, durability, limits).await {
         Err(error) if error.class() == Class::Integrity => {
             tracing::info!(%error, "reading a chunk once more");
-            copy(root, model, piece, durability)
+            copy(root, model, piece, durability, limits).await
         }
         copied => copied,
     }
 }
 
-fn copy(root: &Root, model: &ModelName, piece: &Piece, durability: Durability) -> Result<()> {
-    let failed = |error| StoreError::io(piece.file.display(), &error);
-    let file = open_regular(&piece.file, File::options().write(true)).map_err(failed)?;
-    chunk::read(root, model, piece.chunk, |offset, bytes| {
-        let offset = piece.offset + offset;
-        file.write_all_at(bytes, offset).map_err(failed)?;
+async fn copy(
+    root: &Root,
+    model: &ModelName,
+    piece: &Piece,
+    durability: Durability,
+    limits: &Limits,
+) -> Result<()> {
+    let path = piece.file.clone();
+    let opened = open_regular(&path, File::options().write(true));
+    let file = opened.map_err(|error| StoreError::io(path.display(), &error))?;
+    let at = piece.offset;
+    let take = move |offset: u64, bytes: &[u8]| {
+        let offset = at + offset;
+        file.write_all_at(bytes, offset).map_err(|error| StoreError::io(path.display(), &error))?;
         if durability == Durability::Synced {
             disk::start_writing(&file, offset, bytes.len());
         }
         Ok(())
-    })
+    };
+    chunk::read(root, model, piece.chunk, &limits.pace, take).await
 }

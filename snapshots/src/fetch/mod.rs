@@ -15,11 +15,16 @@ mod download;
 mod folder;
 mod plan;
 
+use std::sync::Arc;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::ModelName;
 
 use crate::error::{Class, Result};
 use crate::manifest;
+use crate::pace::Pace;
 use crate::root::{self, Root};
 
 pub use folder::Folder;
@@ -46,10 +51,36 @@ pub trait Progress: Send + Sync {
 }
 
 /// How much a fetch may use.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Limits {
-    /// Chunks that are worked on at once; each takes about 512 KiB of memory.
+    /// Chunks that are worked on at once.
     pub chunks: usize,
+    /// Memory for chunks on their way from a bucket, in KiB: each is there whole.
+    memory: Option<Arc<Semaphore>>,
+    memory_kibibytes: u32,
+    /// How fast bytes may come in.
+    pub pace: Pace,
+}
+
+/// The memory that one chunk on its way takes, in bytes: of a folder's a run, and a thread's stack.
+const RUN_MEMORY: u64 = 512 << 10;
+
+impl Limits {
+    /// So many chunks of the store at once as `memory` bytes have room for, and at most `most`.
+    #[must_use]
+    pub fn new(root: &Root, memory: u64, most: usize, pace: Pace) -> Self {
+        let chunks = usize::try_from(memory / RUN_MEMORY).unwrap_or(usize::MAX).clamp(1, most.max(1));
+        // A chunk's bytes lie there twice for a moment: as they come, and as they are written.
+        let kibibytes = u32::try_from(memory / 2 / 1024).unwrap_or(u32::MAX >> 3).clamp(1, u32::MAX >> 3);
+        let memory = root.is_bucket().then(|| Arc::new(Semaphore::new(kibibytes as usize)));
+        Self { chunks, memory, memory_kibibytes: kibibytes, pace }
+    }
+
+    /// Waits for the memory that a chunk of this size takes.
+    async fn memory_for(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let kibibytes = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.memory_kibibytes);
+        Arc::clone(self.memory.as_ref()?).acquire_many_owned(kibibytes).await.ok()
+    }
 }
 
 /// Fetches snapshot `id` of `model` into `folder`, and flips `current` to it.
@@ -63,7 +94,7 @@ pub async fn fetch(
     model: &ModelName,
     id: &SnapshotId,
     folder: &Folder,
-    limits: Limits,
+    limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Fetched> {
     let manifest = manifest::get(root, model, id).await?;

@@ -30,7 +30,7 @@ pub(super) async fn is_complete(
     folder: &Folder,
     id: &SnapshotId,
     manifest: &SnapshotManifest,
-    limits: Limits,
+    limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<bool> {
     let version = folder.version(id);
@@ -60,7 +60,7 @@ fn has_its_place(version: &Path, file: &SnapshotFile) -> bool {
 pub(super) async fn missing(
     staging: &Path,
     manifest: &SnapshotManifest,
-    limits: Limits,
+    limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
     // Before anything is looked at: what lies behind a link in a folder's place is not ours.
@@ -86,7 +86,7 @@ pub(super) async fn missing(
 async fn missing_in(
     folder: &Path,
     manifest: &SnapshotManifest,
-    limits: Limits,
+    limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
     let mut looks = futures::stream::iter(pieces(folder, manifest))

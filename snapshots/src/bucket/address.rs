@@ -1,0 +1,346 @@
+//! From a URL to a client of its store.
+//!
+//! | URL | store | variables |
+//! |---|---|---|
+//! | `s3://BUCKET/PREFIX` | Amazon S3, and what speaks like it | `AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL` ... |
+//! | `gs://BUCKET/PREFIX` | Google Cloud Storage | `GOOGLE_SERVICE_ACCOUNT`, `GOOGLE_APPLICATION_CREDENTIALS` ... |
+//! | `az://CONTAINER/PREFIX` | Azure Blob Storage | `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY` ... |
+//!
+//! For S3 these are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
+//! `AWS_ENDPOINT_URL` or `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, `AWS_SKIP_SIGNATURE`; without keys there, a web identity's
+//! token (`AWS_WEB_IDENTITY_TOKEN_FILE`, `AWS_ROLE_ARN`), a container's or a machine's own role. `object_store`
+//! documents all variables at its builders. Credentials come from the environment alone, never from a URL, which ends
+//! up in logs. Certificates are judged by the system's own store of roots.
+
+use std::fmt;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{ClientOptions, ObjectStore, RetryConfig};
+use url::Url;
+
+use weighbridge_schemas::error::shorten;
+
+use super::answers::{Answers, Watching};
+use crate::error::{Class, Result, StoreError};
+
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Most requests on their way at once, unless told otherwise.
+pub const REQUESTS: usize = 64;
+/// For how long what may pass is tried again, unless told otherwise.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How a bucket is spoken to. What is not set here comes from the environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The endpoint's URL, of what is not Amazon's, Google's or Microsoft's own.
+    pub endpoint: Option<String>,
+    /// The bucket's region (S3).
+    pub region: Option<String>,
+    /// Whether the bucket stands in the path (`https://host/bucket`) or in the host's name (S3).
+    pub path_style: Option<bool>,
+    /// Whether the endpoint may be plain `http://`.
+    pub allow_http: bool,
+    /// Most requests on their way at once.
+    pub requests: usize,
+    /// For how long what may pass is tried again.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            endpoint: None,
+            region: None,
+            path_style: None,
+            allow_http: false,
+            requests: REQUESTS,
+            patience: PATIENCE,
+        }
+    }
+}
+
+/// A client of a bucket.
+#[derive(Clone)]
+pub struct Client {
+    /// Its objects, by their keys below the URL's prefix. Nothing is tried again by itself.
+    pub store: Arc<dyn ObjectStore>,
+    /// The URL, for people.
+    pub shown: String,
+    /// How the store is told who asks, for people.
+    pub access: &'static str,
+    pub(super) answers: Arc<Answers>,
+    scheme: &'static str,
+    /// Where requests go, where that is told.
+    endpoint: Option<String>,
+    region: Option<String>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the store, which holds credentials.
+        f.debug_tuple("Client").field(&self.shown).finish()
+    }
+}
+
+impl Client {
+    /// Where requests go, for people.
+    pub(super) fn endpoint_hint(&self) -> String {
+        self.endpoint.clone().unwrap_or_else(|| "the store's endpoint".to_owned())
+    }
+
+    /// What to look at where the bucket is not found in its region.
+    pub(super) fn region_hint(&self) -> String {
+        match (self.scheme, &self.region) {
+            ("s3", Some(region)) => {
+                format!(
+                    "the region is {region} by the configuration; set AWS_REGION (or region under [bucket]) to the bucket's"
+                )
+            }
+            ("s3", None) => "set AWS_REGION (or region under [bucket]) to the bucket's".to_owned(),
+            ("az", _) => "check AZURE_STORAGE_ACCOUNT_NAME and the container's name".to_owned(),
+            _ => "check the bucket's name".to_owned(),
+        }
+    }
+
+    /// What tells this store from others: where requests go, and the URL.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        format!("{} {}", self.endpoint.as_deref().unwrap_or_default(), self.shown)
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_tests() -> Self {
+        Self {
+            store: Arc::new(object_store::memory::InMemory::new()),
+            shown: "s3://bucket/p".to_owned(),
+            access: access_hint("s3"),
+            answers: Answers::new(),
+            scheme: "s3",
+            endpoint: None,
+            region: None,
+        }
+    }
+}
+
+/// Whether `location` names a bucket.
+#[must_use]
+pub fn is_bucket(location: &str) -> bool {
+    ["s3://", "gs://", "az://"].iter().any(|scheme| location.starts_with(scheme))
+}
+
+/// Checks that `url` can name a bucket, without building a client.
+///
+/// # Errors
+/// [`Class::BadLocation`].
+pub fn check(url: &str) -> Result<()> {
+    read(url).map(drop)
+}
+
+/// What a URL says.
+struct Place {
+    url: Url,
+    scheme: &'static str,
+    shown: String,
+    prefix: Path,
+}
+
+fn read(text: &str) -> Result<Place> {
+    let bad = |shown: &str, why: String| StoreError::new(Class::BadLocation, shown, why);
+    let url = Url::parse(text).map_err(|error| bad(&shorten(text), format!("it is no URL: {error}")))?;
+    let host = url.host_str().unwrap_or_default();
+    let shown = shorten(&format!("{}://{host}{}", url.scheme(), url.path().trim_end_matches('/')));
+    if !url.username().is_empty() || url.password().is_some() || url.query().is_some() {
+        let why = "it holds credentials or a query; credentials belong into the environment";
+        return Err(bad(&shown, why.to_owned()));
+    }
+    if url.fragment().is_some() {
+        return Err(bad(&shown, "it has a fragment; write # as %23".to_owned()));
+    }
+    if host.is_empty() {
+        return Err(bad(&shown, "it names no bucket".to_owned()));
+    }
+    let prefix = Path::from_url_path(url.path());
+    let prefix = prefix.map_err(|error| bad(&shown, format!("it is no place: {error}")))?;
+    let scheme = match url.scheme() {
+        "s3" => "s3",
+        "gs" => "gs",
+        "az" => "az",
+        other => return Err(bad(&shown, format!("{other}:// is not supported; known are s3, gs and az"))),
+    };
+    Ok(Place { url, scheme, shown, prefix })
+}
+
+/// A client of the bucket that `url` names, and the prefix in it. Nothing is asked of the store.
+///
+/// # Errors
+/// [`Class::BadLocation`] where the URL names no bucket, holds what does not belong there, or no client can be built.
+pub fn client(url: &str, options: &Options) -> Result<(Client, Path)> {
+    let answers = Answers::new();
+    made(url, options, &answers, Some(Watching(Arc::clone(&answers))))
+}
+
+/// As [`client`], for those who look at `object_store`'s own errors.
+///
+/// # Errors
+/// As [`client`].
+pub fn plain_client(url: &str, options: &Options) -> Result<(Client, Path)> {
+    made(url, options, &Answers::new(), None)
+}
+
+fn made(
+    url: &str,
+    options: &Options,
+    answers: &Arc<Answers>,
+    watching: Option<Watching>,
+) -> Result<(Client, Path)> {
+    let Place { url, scheme, shown, prefix } = read(url)?;
+    let access = access_hint(scheme);
+    let answers = Arc::clone(answers);
+    let built = build(scheme, &url, options, watching);
+    let (store, endpoint, region) = built.map_err(|error| {
+        StoreError::new(Class::BadLocation, &shown, format!("no client can be built: {error}; {access}"))
+    })?;
+    Ok((Client { store, shown, access, answers, scheme, endpoint, region }, prefix))
+}
+
+impl Client {
+    /// The same, of what lies below `prefix` alone.
+    #[must_use]
+    pub fn below(mut self, prefix: &Path) -> Self {
+        if prefix.as_ref().is_empty() {
+            return self;
+        }
+        self.store = Arc::new(PrefixStore::new(self.store, prefix.clone()));
+        self
+    }
+}
+
+/// The variables that say who asks.
+fn access_hint(scheme: &str) -> &'static str {
+    match scheme {
+        "s3" => {
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN with temporary ones) to \
+             credentials that may do this here, or AWS_SKIP_SIGNATURE=true for a public bucket; and AWS_REGION to \
+             the bucket's region"
+        }
+        "gs" => {
+            "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS to the file of a key that may do this here, \
+             or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+        }
+        _ => {
+            "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, to what may do \
+             this here, or AZURE_SKIP_SIGNATURE=true for a public container"
+        }
+    }
+}
+
+type Built = (Arc<dyn ObjectStore>, Option<String>, Option<String>);
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a store's variables are read where its builder reads the others"
+)]
+fn build(
+    scheme: &str,
+    url: &Url,
+    options: &Options,
+    watching: Option<Watching>,
+) -> object_store::Result<Built> {
+    install_cryptography();
+    // Who asks tries again, and bounds how long a store may be silent: a whole request may take longer.
+    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    let client = |allow_http: bool| {
+        let allow_http = allow_http || options.allow_http;
+        ClientOptions::new().with_timeout_disabled().with_connect_timeout(CONNECT).with_allow_http(allow_http)
+    };
+    let allow = |name: &str| {
+        std::env::var(name)
+            .is_ok_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes"))
+    };
+    Ok(match scheme {
+        "s3" => {
+            let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retry);
+            if let Some(endpoint) = &options.endpoint {
+                builder = builder.with_endpoint(endpoint);
+            }
+            if let Some(region) = &options.region {
+                builder = builder.with_region(region);
+            }
+            if let Some(path_style) = options.path_style {
+                builder = builder.with_virtual_hosted_style_request(!path_style);
+            }
+            let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+            let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+            // The store compares what came with what was sent.
+            builder = builder.with_checksum_algorithm(Checksum::SHA256);
+            if let Some(watching) = watching {
+                builder = builder.with_http_connector(watching);
+            }
+            let store = builder.with_client_options(client(allow("AWS_ALLOW_HTTP"))).build()?;
+            (Arc::new(store), endpoint, region)
+        }
+        "gs" => {
+            let mut builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str()).with_retry(retry);
+            if let Some(watching) = watching {
+                builder = builder.with_http_connector(watching);
+            }
+            (Arc::new(builder.with_client_options(client(allow("GOOGLE_ALLOW_HTTP"))).build()?), None, None)
+        }
+        _ => {
+            let mut builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str()).with_retry(retry);
+            if let Some(endpoint) = &options.endpoint {
+                builder = builder.with_endpoint(endpoint.clone());
+            }
+            let emulated = allow("AZURE_STORAGE_USE_EMULATOR");
+            if let Some(watching) = watching {
+                builder = builder.with_http_connector(watching);
+            }
+            let client = client(emulated || allow("AZURE_ALLOW_HTTP"));
+            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None)
+        }
+    })
+}
+
+/// TLS by `ring`, for the whole process: the client is built without a library of its own.
+fn install_cryptography() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // Only a second call in one process fails, and the first one counts then.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_url_is_said_without_its_secrets() {
+        let refused = |url: &str| {
+            let error = client(url, &Options::default()).unwrap_err();
+            assert_eq!(error.class(), Class::BadLocation, "{url}");
+            error.to_string()
+        };
+        for url in
+            ["s3://key:hidden@bucket/a", "s3://bucket/a?X-Amz-Signature=hidden", "s3://bucket/a#hidden"]
+        {
+            assert!(!refused(url).contains("hidden"), "{url}");
+        }
+        assert!(refused("s3:///a").contains("bucket"));
+        assert!(refused("hdfs://a/b").contains("s3, gs and az"));
+    }
+
+    #[test]
+    fn a_client_shows_no_credentials() {
+        let (client, prefix) = client("s3://bucket/a/b/", &Options::default()).unwrap();
+        assert_eq!((client.shown.as_str(), prefix.as_ref()), ("s3://bucket/a/b", "a/b"));
+        assert_eq!(format!("{client:?}"), "Client(\"s3://bucket/a/b\")");
+    }
+}

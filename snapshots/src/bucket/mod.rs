@@ -1,0 +1,329 @@
+//! A store in a bucket: S3 and what speaks like it, Google Cloud Storage, Azure Blob Storage.
+//!
+//! | room | holds |
+//! |---|---|
+//! | [`address`] | from a URL and options to a client |
+//! | `answers` | what a store's answers say beside their bodies: its clock, its errors, how long to wait |
+//! | `failure` | what a failure means, and the way out |
+//!
+//! Each request is tried again while its failure may pass (no connection, a broken body, 408, 409, 429, 5xx), with
+//! pauses that double and are shortened by chance, at least as long as the store asks for, until the store has been
+//! patient for [`Options::patience`]. A body that breaks goes on at the byte where it broke. So many requests are on
+//! their way at once as [`Options::requests`] allows, whatever asks for them.
+
+pub mod address;
+mod answers;
+mod failure;
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path as Key;
+use object_store::{
+    GetOptions, GetRange, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
+    PutOptions, PutPayload,
+};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+pub use address::{Client, Options, check, client, is_bucket, plain_client};
+
+use crate::error::{Result, StoreError};
+use crate::pace::Pace;
+use crate::root::Put;
+use answers::Answers;
+use failure::Failure;
+
+/// The pause before the second try.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause, unless the store asks for a longer one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The shortest pause where the store asks for fewer requests and does not say how long to wait.
+const THROTTLED_PAUSE: Duration = Duration::from_secs(1);
+/// After how long people are told that a request is tried again.
+const SAID_AFTER: Duration = Duration::from_secs(5);
+/// How long a store may be silent within a request.
+const SILENCE: Duration = Duration::from_secs(60);
+/// How slowly a body may go out before its request counts as stuck, in bytes a second.
+const SLOWEST: u64 = 256 << 10;
+/// Bodies that are larger go up in parts of this size: one that breaks costs no more.
+const PART_BYTES: usize = 16 << 20;
+/// Bytes that are taken from a body before the number of tries starts anew.
+const PROGRESS_BYTES: u64 = 64 << 10;
+
+/// A bucket, and how it is spoken to.
+#[derive(Debug)]
+pub(crate) struct Bucket {
+    client: Client,
+    requests: Semaphore,
+    patience: Duration,
+}
+
+/// A request that is tried again.
+struct Tries {
+    began: Instant,
+    made: u32,
+    /// Whether people were told.
+    said: bool,
+}
+
+impl Tries {
+    fn new() -> Self {
+        Self { began: Instant::now(), made: 0, said: false }
+    }
+
+    /// Waits until it is time to try again, or gives the failure back where that is no use.
+    async fn after(&mut self, failure: Failure, patience: Duration) -> std::result::Result<(), Failure> {
+        self.made = self.made.saturating_add(1);
+        let Some(least) = failure.passes() else { return Err(failure) };
+        let doubled = FIRST_PAUSE.saturating_mul(1 << self.made.min(16).saturating_sub(1)).min(LONGEST_PAUSE);
+        let pause = doubled.mul_f64(0.5 + fastrand::f64() / 2.0);
+        // What the store asks for is kept to, and not by all at the same moment.
+        let pause = pause.max(least.mul_f64(1.0 + fastrand::f64() / 4.0));
+        if self.began.elapsed() + pause > patience {
+            return Err(failure.after(self.made, self.began.elapsed()));
+        }
+        if self.began.elapsed() > SAID_AFTER && !self.said {
+            self.said = true;
+            tracing::warn!(%failure, patience = ?patience, "the store is tried again");
+        }
+        tracing::debug!(%failure, ?pause, tries = self.made, "trying again");
+        sleep(pause).await;
+        Ok(())
+    }
+}
+
+impl Bucket {
+    pub(crate) fn new(client: Client, options: &Options) -> Self {
+        let requests = Semaphore::new(options.requests.clamp(1, Semaphore::MAX_PERMITS));
+        Self { client, requests, patience: options.patience }
+    }
+
+    /// The URL, for people.
+    pub(crate) fn shown(&self) -> &str {
+        &self.client.shown
+    }
+
+    /// What tells this store from others.
+    pub(crate) fn identity(&self) -> String {
+        self.client.identity()
+    }
+
+    fn answers(&self) -> &Answers {
+        &self.client.answers
+    }
+
+    /// How far the store's clock is ahead of this machine's, in seconds, as its last answer told.
+    pub(crate) fn ahead(&self) -> i64 {
+        self.answers().ahead().unwrap_or(0)
+    }
+
+    /// One attempt of a request, bounded in time, once there is room for one more.
+    async fn attempt<T>(
+        &self,
+        limit: Duration,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> std::result::Result<T, Failure> {
+        let _room = self.requests.acquire().await;
+        match timeout(limit, request).await {
+            Ok(Ok(done)) => Ok(done),
+            Ok(Err(error)) => Err(Failure::of(&error)),
+            Err(_) => Err(Failure::silent(limit)),
+        }
+    }
+
+    /// A request, tried until it is answered.
+    async fn answered<T, F>(
+        &self,
+        limit: Duration,
+        request: impl Fn() -> F,
+    ) -> std::result::Result<T, Failure>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let mut tries = Tries::new();
+        loop {
+            match self.attempt(limit, request()).await {
+                Ok(done) => return Ok(done),
+                Err(failure) => tries.after(failure, self.patience).await?,
+            }
+        }
+    }
+
+    /// As [`Self::answered`], of an object or folder.
+    async fn tried<T, F>(&self, key: &Key, limit: Duration, request: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        self.answered(limit, request).await.map_err(|failure| self.told(key, failure))
+    }
+
+    fn told(&self, key: &Key, failure: Failure) -> StoreError {
+        failure.into_error(key, &self.client, self.answers().ahead())
+    }
+
+    /// Writes `bytes` under `key` if nothing is there yet. Where an earlier try did it and its answer was lost, it is
+    /// [`Put::Present`]: who puts reads what is there, and finds it to be its own.
+    pub(crate) async fn put_if_absent(&self, key: &Key, bytes: Bytes) -> Result<Put> {
+        let put = || {
+            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+            self.client.store.put_opts(key, PutPayload::from_bytes(bytes.clone()), options)
+        };
+        match self.answered(limit(bytes.len()), put).await {
+            Ok(_) => Ok(Put::Written),
+            Err(Failure::Present) => Ok(Put::Present),
+            Err(failure) => Err(self.told(key, failure)),
+        }
+    }
+
+    /// Writes `bytes` under `key`, whatever is there; large ones in parts, which are given up together.
+    pub(crate) async fn put(&self, key: &Key, bytes: Bytes) -> Result<()> {
+        if bytes.len() > PART_BYTES {
+            return self.put_in_parts(key, bytes).await;
+        }
+        let put = || self.client.store.put(key, PutPayload::from_bytes(bytes.clone()));
+        self.tried(key, limit(bytes.len()), put).await.map(drop)
+    }
+
+    async fn put_in_parts(&self, key: &Key, bytes: Bytes) -> Result<()> {
+        let mut upload = self.tried(key, SILENCE, || self.client.store.put_multipart(key)).await?;
+        let done = self.upload(key, &mut *upload, &bytes).await;
+        if done.is_err()
+            && let Err(error) = timeout(SILENCE, upload.abort()).await
+        {
+            tracing::warn!(%key, %error, "an upload was left unfinished; `gc` ends it");
+        }
+        done
+    }
+
+    async fn upload(&self, key: &Key, upload: &mut dyn MultipartUpload, bytes: &Bytes) -> Result<()> {
+        let mut rest = bytes.clone();
+        while !rest.is_empty() {
+            let part = rest.split_to(PART_BYTES.min(rest.len()));
+            let sent = self.attempt(limit(part.len()), upload.put_part(PutPayload::from_bytes(part))).await;
+            sent.map_err(|failure| self.told(key, failure))?;
+        }
+        let ended = self.attempt(SILENCE, upload.complete()).await;
+        ended.map(drop).map_err(|failure| self.told(key, failure))
+    }
+
+    /// The bytes under `key`, at most `limit` of them; `None` where nothing is there.
+    pub(crate) async fn get(&self, key: &Key, limit: u64, pace: &Pace) -> Result<Option<Bytes>> {
+        let mut tries = Tries::new();
+        let mut read = Reading { bytes: BytesMut::new(), of: None };
+        loop {
+            let before = read.bytes.len() as u64;
+            match self.read_on(key, limit, &mut read, pace).await {
+                Ok(()) => return Ok(Some(read.bytes.freeze())),
+                Err(Failure::Absent(_)) if read.of.is_none() => return Ok(None),
+                Err(failure) => {
+                    if (read.bytes.len() as u64).saturating_sub(before) >= PROGRESS_BYTES {
+                        tries = Tries::new();
+                    }
+                    tries.after(failure, self.patience).await.map_err(|failure| self.told(key, failure))?;
+                }
+            }
+        }
+    }
+
+    /// Reads on where `read` ends, to the end of the object.
+    async fn read_on(
+        &self,
+        key: &Key,
+        limit: u64,
+        read: &mut Reading,
+        pace: &Pace,
+    ) -> std::result::Result<(), Failure> {
+        let from = read.bytes.len() as u64;
+        let range = (from > 0).then_some(GetRange::Offset(from));
+        // What is read on is what was begun.
+        let if_match = read.of.as_ref().and_then(|meta| meta.e_tag.clone());
+        let options = GetOptions { range, if_match, ..GetOptions::default() };
+        let _room = self.requests.acquire().await;
+        let answered = timeout(SILENCE, self.client.store.get_opts(key, options)).await;
+        let found = answered.map_err(|_| Failure::silent(SILENCE))?.map_err(|error| Failure::of(&error))?;
+        let size = found.meta.size;
+        if size > limit {
+            return Err(Failure::TooLarge { size, limit });
+        }
+        if read.of.is_none() {
+            // The store said how large it is, and it is within the limit.
+            read.bytes.reserve(usize::try_from(size).unwrap_or(0));
+            read.of = Some(found.meta.clone());
+        }
+        let mut body = found.into_stream();
+        while let Some(run) = timeout(SILENCE, body.next()).await.map_err(|_| Failure::silent(SILENCE))? {
+            let run = run.map_err(|error| Failure::of_body(&error))?;
+            if (read.bytes.len() + run.len()) as u64 > size {
+                return Err(Failure::broken("the store sent more than the object has"));
+            }
+            read.bytes.extend_from_slice(&run);
+            pace.take(run.len() as u64).await;
+        }
+        if (read.bytes.len() as u64) < size {
+            return Err(Failure::broken("the store sent less than the object has"));
+        }
+        Ok(())
+    }
+
+    /// What is known of the object under `key`; `None` where nothing is there.
+    pub(crate) async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>> {
+        match self.answered(SILENCE, || self.client.store.head(key)).await {
+            Ok(found) => Ok(Some(found)),
+            Err(Failure::Absent(_)) => Ok(None),
+            Err(failure) => Err(self.told(key, failure)),
+        }
+    }
+
+    /// What lies directly in `folder`.
+    pub(crate) async fn entries(&self, folder: &Key) -> Result<ListResult> {
+        self.tried(folder, SILENCE * 4, || self.client.store.list_with_delimiter(Some(folder))).await
+    }
+
+    /// Up to `most` objects below `folder`, behind `after`, in the order of their keys.
+    pub(crate) async fn list(
+        &self,
+        folder: &Key,
+        after: Option<&Key>,
+        most: usize,
+    ) -> Result<Vec<ObjectMeta>> {
+        self.tried(folder, SILENCE * 4, || async {
+            let listed = match after {
+                Some(after) => self.client.store.list_with_offset(Some(folder), after),
+                None => self.client.store.list(Some(folder)),
+            };
+            listed.take(most).try_collect().await
+        })
+        .await
+    }
+
+    /// Removes objects; that one is not there is right too.
+    pub(crate) async fn delete(&self, keys: &[Key]) -> Result<()> {
+        let Some(first) = keys.first() else { return Ok(()) };
+        self.tried(first, SILENCE * 4, || async {
+            let keys = futures::stream::iter(keys.to_vec().into_iter().map(Ok)).boxed();
+            let mut deleted = self.client.store.delete_stream(keys);
+            while let Some(done) = deleted.next().await {
+                match done {
+                    Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// An object on its way in.
+struct Reading {
+    bytes: BytesMut,
+    of: Option<ObjectMeta>,
+}
+
+/// How long a request with a body of so many bytes may take.
+fn limit(bytes: usize) -> Duration {
+    SILENCE + Duration::from_secs(bytes as u64 / SLOWEST)
+}
