@@ -18,6 +18,7 @@
 //! queue |
 //! | [`dead`] | dead letters: what cannot be published, and why |
 //! | [`report`] | the validation report: statistics and verdicts of the gates |
+//! | [`retention`] | what is kept from gc, and what a run of gc is about to delete |
 //! | [`digests`] | what a reader of a part of a checkpoint knows of the digests that are declared of it |
 //! | [`canonical`] | canonical bytes of a document |
 //! | [`schema`] | JSON Schemas generated from the types |
@@ -40,6 +41,7 @@ pub mod names;
 mod pattern;
 pub mod policy;
 pub mod report;
+pub mod retention;
 pub mod schema;
 pub mod snapshot;
 pub mod time;

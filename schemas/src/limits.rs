@@ -40,6 +40,12 @@ pub const PATH_PART_BYTES: usize = 255;
 pub const SNAPSHOT_MANIFEST_BYTES: usize = 256 << 20;
 /// Largest channel entry, in bytes.
 pub const CHANNEL_ENTRY_BYTES: usize = 64 << 10;
+/// Largest pin, or note of gc, in bytes.
+pub const PIN_BYTES: usize = 16 << 10;
+/// Most objects on a page of what gc condemns.
+pub const CONDEMNED_A_PAGE: usize = 10_000;
+/// Largest page of what gc condemns, in bytes: a chunk takes about 100.
+pub const CONDEMNED_PAGE_BYTES: usize = 4 << 20;
 /// Largest document of partial digests, in bytes: some 36,000 subtrees. What would not fit is read again.
 pub const PARTIAL_DIGESTS_BYTES: usize = 4 << 20;
 /// Largest validation report, in bytes.

@@ -10,6 +10,7 @@ use crate::digests::PartialDigests;
 use crate::job::{Decision, Event, JobPlan, JobRecord, Outcome, PartResult, Republish, Step};
 use crate::policy::PolicyFile;
 use crate::report::Report;
+use crate::retention::{Condemned, GcEnded, GcNote, Pin};
 use crate::snapshot::SnapshotManifest;
 
 /// Every document's file name under `schemas/json/`, and its JSON Schema as indented text.
@@ -18,13 +19,17 @@ pub fn all() -> Vec<(&'static str, String)> {
     let schemas = [
         ("channel.v1.json", schema_for!(ChannelEntry)),
         ("checkpoint.v1.json", schema_for!(CheckpointManifest)),
+        ("condemned.v1.json", schema_for!(Condemned)),
         ("dead.v1.json", schema_for!(DeadLetter)),
         ("decision.v1.json", schema_for!(Decision)),
         ("digests.v1.json", schema_for!(PartialDigests)),
         ("event.v1.json", schema_for!(Event)),
+        ("gc-ended.v1.json", schema_for!(GcEnded)),
+        ("gc.v1.json", schema_for!(GcNote)),
         ("job.v1.json", schema_for!(JobRecord)),
         ("outcome.v1.json", schema_for!(Outcome)),
         ("part.v1.json", schema_for!(PartResult)),
+        ("pin.v1.json", schema_for!(Pin)),
         ("plan.v1.json", schema_for!(JobPlan)),
         ("policy.v1.json", schema_for!(PolicyFile)),
         ("report.v1.json", schema_for!(Report)),

@@ -18,6 +18,7 @@ use crate::root::{Put, Root};
 
 mod admission;
 
+pub(crate) use admission::admissions_of_old;
 pub use admission::{Admission, admit, has_room};
 
 /// One job of one model.

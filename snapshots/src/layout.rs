@@ -79,6 +79,13 @@ pub fn channel(model: &ModelName, channel: &ChannelName) -> Path {
     child(&channels(model), channel.as_str())
 }
 
+/// The id with which the name of a snapshot's manifest, or of what lies beside it, begins.
+#[must_use]
+pub fn snapshot_of(key: &Path) -> Option<SnapshotId> {
+    let name = key.filename()?;
+    name.split_once('.').map_or(name, |(id, _)| id).parse().ok()
+}
+
 /// A channel's entry number `sequence`.
 #[must_use]
 pub fn channel_entry(model: &ModelName, name: &ChannelName, sequence: u64) -> Path {
@@ -108,6 +115,12 @@ pub fn channel_hint(model: &ModelName, name: &ChannelName) -> Path {
 #[must_use]
 pub fn chunks(model_name: &ModelName) -> Path {
     child(&model(model_name), "chunks")
+}
+
+/// Where the chunks lie whose ids begin with the byte `first`.
+#[must_use]
+pub fn chunks_of(model: &ModelName, first: u8) -> Path {
+    child(&chunks(model), &format!("{first:02x}"))
 }
 
 /// A chunk.

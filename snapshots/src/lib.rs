@@ -17,6 +17,7 @@
 //! | [`policies`] | named policies |
 //! | [`catalog`] | what a store holds: models, snapshots, channels |
 //! | [`reference`](mod@reference) | `MODEL[@CHANNEL or @SNAPSHOT]`, and what it points at |
+//! | [`retain`] | what is kept, and the only place that deletes |
 //! | [`fetch`] | plan, download, materialise, swap |
 //! | [`verify`] | the whole store, or one snapshot, read and checked |
 //! | [`error`] | what goes wrong, by stable class names |
@@ -40,5 +41,6 @@ pub mod manifest;
 pub mod pace;
 pub mod policies;
 pub mod reference;
+pub mod retain;
 pub mod root;
 pub mod verify;

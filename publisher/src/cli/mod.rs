@@ -11,6 +11,7 @@ mod config;
 mod dead;
 mod drop;
 mod fetch;
+mod gc;
 mod inspect;
 mod jobs;
 mod manifest;
@@ -121,6 +122,9 @@ enum Command {
     Rollback(moves::Rollback),
     Hold(moves::Hold),
     Release(moves::Release),
+    Pin(gc::Pin),
+    Unpin(gc::Unpin),
+    Gc(gc::Gc),
     Verify(verify::Verify),
     /// Check configuration and policy files.
     #[command(subcommand)]
@@ -437,6 +441,9 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Rollback(rollback) => rollback.run(context).await?,
         Command::Hold(hold) => hold.run(context).await?,
         Command::Release(release) => release.run(context).await?,
+        Command::Pin(pin) => pin.run(context).await?,
+        Command::Unpin(unpin) => unpin.run(context).await?,
+        Command::Gc(gc) => gc.run(context).await?,
         Command::Verify(verify) => return verify.run(context).await,
         Command::Config(command) => command.run(context)?,
         Command::Completions(completions) => completions.run(context),

@@ -12,12 +12,15 @@ use weighbridge_schemas::report::Outcome;
 use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::error::{Class, StoreError};
+use weighbridge_snapshots::layout;
 use weighbridge_snapshots::manifest;
 use weighbridge_snapshots::reference::{PREFIX_DIGITS, Reference};
+use weighbridge_snapshots::retain::claims;
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::output::short;
 use super::{Context, channels, default_channel};
+use crate::clock;
 use crate::error::{Exit, Failure, Result};
 use crate::gates::REJECTED;
 
@@ -180,7 +183,8 @@ async fn stay(context: &Context, target: &Target, reason: Reason) -> Result<()> 
 }
 
 /// Where the channel pointed before it was first moved to where it points now: so that a second rollback goes a step
-/// further back, and not forward again to what the first one left. Snapshots that a gate has rejected are passed over.
+/// further back, and not forward again to what the first one left. Snapshots that a gate has rejected, or gc has
+/// deleted, are passed over.
 async fn before(
     root: &Root,
     model: &ModelName,
@@ -191,6 +195,10 @@ async fn before(
     let forward = |entry: &ChannelEntry| matches!(entry.reason, Reason::Publish | Reason::Promote);
     let older = log.iter().skip_while(|entry| entry.snapshot != latest.snapshot || !forward(entry));
     for entry in older.filter(|entry| entry.snapshot != latest.snapshot && forward(entry)) {
+        if root.size(&layout::snapshot(model, &entry.snapshot)).await?.is_none() {
+            // Collected: it is no good any more, nor is what was there before it.
+            continue;
+        }
         if manifest::report(root, model, &entry.snapshot).await?.0.outcome != Outcome::Rejected {
             return Ok(entry.snapshot);
         }
@@ -201,6 +209,8 @@ async fn before(
 
 /// What a move to snapshot `id` puts on the channel. The snapshot has to be there, and not quarantined.
 async fn wanted(root: &Root, model: &ModelName, id: SnapshotId, reason: Reason, force: bool) -> Result<Move> {
+    // Claimed first: gc leaves what is found then to the channel.
+    claims::claim(root, model, &id, &clock::operation_id()).await?;
     let found = manifest::get(root, model, &id).await?;
     let (report, _) = manifest::report(root, model, &id).await?;
     if report.outcome == Outcome::Rejected && !force {
@@ -231,7 +241,7 @@ async fn written_at(root: &Root, model: &ModelName, id: SnapshotId) -> Result<Ti
             return Ok(entry.created_at);
         }
     }
-    Ok(crate::clock::now())
+    Ok(clock::now())
 }
 
 async fn append(

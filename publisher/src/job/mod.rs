@@ -41,6 +41,7 @@ use weighbridge_snapshots::root::Root;
 
 use crate::error::{Failure, Result};
 use promote::Force;
+use seal::Sealing;
 
 /// What is to be published, and how.
 #[derive(Debug, Clone)]
@@ -150,11 +151,13 @@ pub async fn publish(
     let (manifest, statistics) = assemble::assemble(request, &plan, &converted.pieces, &described);
     tracing::info!(bytes_stored = bytes.stored, bytes_reused = bytes.reused, "converted");
     let report = judge::judge(request, &plan, &manifest, &statistics);
-    seal::seal(root, &manifest, &report).await?;
+    let (plan, pieces, described) = (&plan, &converted.pieces, &described);
+    let sealing = Sealing { manifest: &manifest, report: &report, plan, pieces, described, budget };
+    let claim = sealing.seal(root).await?;
     let (outcome, ruling) = if report.outcome == Gated::Rejected {
         promote::leave(root, request).await?
     } else {
-        promote::promote(root, request, &plan, report.snapshot, Force::No).await?
+        promote::promote(root, request, plan, report.snapshot, &claim, Force::No).await?
     };
     tracing::info!(snapshot = %report.snapshot, outcome = outcome.as_str(), "done");
     Ok(Published {

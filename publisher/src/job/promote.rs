@@ -5,6 +5,7 @@ use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::job::Ended;
 use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Appended, Channel, Move};
+use weighbridge_snapshots::retain::claims::Claim;
 use weighbridge_snapshots::root::Root;
 
 use super::Request;
@@ -20,7 +21,7 @@ pub enum Force {
     Promote,
 }
 
-/// Appends a channel entry, unless the channel is held, newer, or there already; gives the outcome, and the entry that
+/// Appends a channel entry, unless the channel is held, newer, or there already; the snapshot is claimed. Gives the outcome, and the entry that
 /// rules afterwards, or is the publish's own.
 ///
 /// # Errors
@@ -30,8 +31,10 @@ pub async fn promote(
     request: &Request,
     plan: &Plan,
     snapshot: SnapshotId,
+    claim: &Claim,
     force: Force,
 ) -> Result<(Ended, Option<ChannelEntry>)> {
+    claim.check()?;
     let channel = Channel::new(root, &request.model, &request.channel);
     let candidate = Candidate { snapshot, run: &request.run, step: request.step };
     let other_run = request.policy.channel.other_run;

@@ -15,6 +15,7 @@ use weighbridge_schemas::snapshot::Chunk;
 use weighbridge_snapshots::channel::Channel;
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::jobs::Job;
+use weighbridge_snapshots::retain::claims::Claim;
 use weighbridge_snapshots::root::Put;
 
 use super::part::{plan_of, trouble, unwatched};
@@ -24,7 +25,8 @@ use crate::error::Result;
 use crate::job::convert::{self, Bytes};
 use crate::job::plan::Plan;
 use crate::job::promote::{self, Force};
-use crate::job::{Request, accept, assemble, judge, seal};
+use crate::job::seal::Sealing;
+use crate::job::{Request, accept, assemble, judge};
 
 /// How many entries of a channel are searched for the job's own, where it may have put one before.
 const ENTRIES: usize = 256;
@@ -54,7 +56,9 @@ pub(super) async fn finish(
     let request = request(record, policy)?;
     let (manifest, measured) = assemble::assemble(&request, &plan, &pieces, &described);
     let report = judge::judge(&request, &plan, &manifest, &measured);
-    seal::seal(&steps.root, &manifest, &report).await?;
+    let (pieces, described) = (&pieces, &described);
+    let sealing = Sealing { manifest: &manifest, report: &report, plan: &plan, pieces, described, budget };
+    let claim = sealing.seal(&steps.root).await?;
     let settled = job.put_decision(&end::decision(steps, Decided::Proceed)).await?;
     if settled.ruling.decision != Decided::Proceed {
         end::carry_out(steps, record, &settled.ruling).await?;
@@ -63,7 +67,7 @@ pub(super) async fn finish(
     let (ended, entry) = if report.outcome == Gated::Rejected {
         (Ended::Quarantined, None)
     } else {
-        put_on_channel(steps, record, &request, &plan, report.snapshot, settled.put).await?
+        put_on_channel(steps, record, &request, &plan, (report.snapshot, &claim), settled.put).await?
     };
     let outcome = Outcome {
         schema: OutcomeSchema::V1,
@@ -90,7 +94,7 @@ async fn put_on_channel(
     record: &JobRecord,
     request: &Request,
     plan: &Plan,
-    snapshot: SnapshotId,
+    (snapshot, claim): (SnapshotId, &Claim),
     decision: Put,
 ) -> Result<(Ended, Option<ChannelEntry>)> {
     if decision == Put::Present {
@@ -100,7 +104,7 @@ async fn put_on_channel(
         }
     }
     let force = if record.promote { Force::Promote } else { Force::No };
-    promote::promote(&steps.root, request, plan, snapshot, force).await
+    promote::promote(&steps.root, request, plan, snapshot, claim, force).await
 }
 
 /// The results of all parts, in order, as pieces of the plan.

@@ -19,11 +19,13 @@ mod artifacts;
 mod encode;
 mod keep_rows;
 mod list;
+mod retention;
 mod rule;
 
 pub use artifacts::{Artifacts, ArtifactsFile};
 pub use encode::{CastDtype, EncodeFile, EncodeTable, OddWidth, Wanted};
 pub use keep_rows::{INDEX_REMAPPING, KeepRows, KeepRowsFile, KeepRowsTensor};
+pub use retention::Retention;
 use rule::{CanonicalRule, Rule, substitute};
 pub use rule::{RuleFile, Treatment};
 
@@ -194,15 +196,6 @@ const fn ten_minutes() -> u32 {
     600
 }
 
-/// What `gc` keeps. Without garbage collection everything is kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Retention {
-    /// The newest snapshots of the model to keep; absent: all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keep_last: Option<u32>,
-}
-
 /// A policy that has been checked: every pattern, name and encoding in it is good.
 #[derive(Debug, Clone)]
 pub struct Policy {
@@ -265,6 +258,7 @@ impl Policy {
                 ));
             }
         }
+        file.retention.check().map_err(|why| DocumentError::malformed(DOCUMENT, why))?;
         Ok(Self {
             rules,
             written_by_hand: true,

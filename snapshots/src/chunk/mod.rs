@@ -80,18 +80,19 @@ pub async fn put(root: &Root, model: &ModelName, chunk: Chunk, bytes: Bytes) -> 
     root.put_content(&layout::chunk(model, &chunk.id), bytes).await
 }
 
-/// Looks whether a chunk is there, of the right size; it is not read.
+/// Looks whether a chunk is there; it is not read.
 ///
 /// # Errors
-/// [`Class::Integrity`] where it is not; else as the store fails.
-pub async fn find(root: &Root, model: &ModelName, chunk: Chunk) -> Result<()> {
+/// [`Class::Integrity`] where it has another size; else as the store fails.
+pub async fn is_there(root: &Root, model: &ModelName, chunk: Chunk) -> Result<bool> {
     let key = layout::chunk(model, &chunk.id);
-    let why = match root.size(&key).await? {
-        Some(size) if size == chunk.size => return Ok(()),
-        Some(size) => format!("the stored chunk has {size} bytes, where {} were written", chunk.size),
-        None => "the chunk is missing from the store, which said that it had been written".to_owned(),
-    };
-    Err(StoreError::new(Class::Integrity, key, format!("{why}; publish again")))
+    match root.size(&key).await? {
+        Some(size) if size != chunk.size => {
+            let why = format!("the stored chunk has {size} bytes, where {} were written", chunk.size);
+            Err(StoreError::new(Class::Integrity, key, format!("{why}; move it away and publish again")))
+        }
+        found => Ok(found.is_some()),
+    }
 }
 
 /// Reads a chunk and checks its hash.

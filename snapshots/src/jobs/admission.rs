@@ -5,6 +5,7 @@
 //! passed. A hint says up to where all have ended: it saves reading, and is only advice.
 
 use bytes::Bytes;
+use object_store::path::Path as Key;
 
 use weighbridge_schemas::job::JobId;
 use weighbridge_schemas::names::ModelName;
@@ -90,11 +91,20 @@ async fn open(root: &Root, model: &ModelName) -> Result<(Vec<JobId>, u64)> {
     Ok((open, numbers.last().map_or(1, |last| last.saturating_add(1))))
 }
 
-async fn numbers(
-    root: &Root,
-    model: &ModelName,
-    after: Option<&object_store::path::Path>,
-) -> Result<Vec<u64>> {
+/// The notes of jobs that were let in, and ended so long ago that no hint leads to them any more.
+///
+/// # Errors
+/// As the store fails.
+pub(crate) async fn admissions_of_old(root: &Root, model: &ModelName) -> Result<Vec<Key>> {
+    let hint = root.get(&layout::admitted_hint(model), 32).await?;
+    let hint = hint.and_then(|bytes| str::from_utf8(&bytes).ok()?.parse::<u64>().ok()).unwrap_or(0);
+    let keys = root.keys(&layout::admitted(model), None).await?;
+    // The last one before the hint is what makes it believed.
+    let old = |key: &Key| layout::number(key).is_some_and(|number| number.saturating_add(1) < hint);
+    Ok(keys.into_iter().filter(old).collect())
+}
+
+async fn numbers(root: &Root, model: &ModelName, after: Option<&Key>) -> Result<Vec<u64>> {
     let keys = root.keys(&layout::admitted(model), after).await?;
     Ok(keys.iter().filter_map(layout::number).collect())
 }

@@ -1,0 +1,103 @@
+//! Documents of retention: what is kept from `gc`, and what a run of `gc` is about to delete.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::SnapshotId;
+use crate::job::Document;
+use crate::limits;
+use crate::snapshot::Chunk;
+use crate::time::Timestamp;
+
+/// The `schema` field of a pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum PinSchema {
+    /// Version 1.
+    #[default]
+    #[serde(rename = "weighbridge.pin/v1")]
+    V1,
+}
+
+/// Whether a snapshot is kept, whatever the policy says: the newest such document of a snapshot rules.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Pin {
+    /// Always `weighbridge.pin/v1`.
+    pub schema: PinSchema,
+    /// Whether it is kept.
+    pub pinned: bool,
+    /// Why, for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// Who says so.
+    pub who: String,
+    /// When, by their clock.
+    pub when: Timestamp,
+}
+
+impl Document for Pin {
+    const NAME: &'static str = "pin";
+    const MOST: usize = limits::PIN_BYTES;
+}
+
+/// The `schema` field of a note of gc.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub enum GcSchema {
+    /// Version 1.
+    #[default]
+    #[serde(rename = "weighbridge.gc/v1")]
+    V1,
+}
+
+/// A run of gc begins, goes on, or has its list whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GcNote {
+    /// Always `weighbridge.gc/v1`.
+    pub schema: GcSchema,
+    /// The id of the process that carries it out, by chance.
+    pub holder: String,
+    /// Who that is, for people.
+    pub who: String,
+    /// When, by their clock.
+    pub when: Timestamp,
+}
+
+impl Document for GcNote {
+    const NAME: &'static str = "gc note";
+    const MOST: usize = limits::PIN_BYTES;
+}
+
+/// How a run of gc ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GcEnded {
+    /// Always `weighbridge.gc/v1`.
+    pub schema: GcSchema,
+    /// Whether its list was carried out; it is not where the run was broken off before its list was whole.
+    pub carried_out: bool,
+    /// Who ended it.
+    pub who: String,
+    /// When, by their clock.
+    pub when: Timestamp,
+}
+
+impl Document for GcEnded {
+    const NAME: &'static str = "end of gc";
+    const MOST: usize = limits::PIN_BYTES;
+}
+
+/// A page of what a run of gc may delete: unless a root names it that was written before the run's list was whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Condemned {
+    /// Always `weighbridge.gc/v1`.
+    pub schema: GcSchema,
+    /// Snapshots: their manifests, and what lies beside them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<SnapshotId>,
+    /// Chunks, ascending, within a page and from page to page.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chunks: Vec<Chunk>,
+}
+
+impl Document for Condemned {
+    const NAME: &'static str = "page of condemned objects";
+    const MOST: usize = limits::CONDEMNED_PAGE_BYTES;
+}

@@ -1,0 +1,120 @@
+//! What is kept, and the only place that deletes.
+//!
+//! | room | holds |
+//! |---|---|
+//! | [`keep`] | which snapshots a policy keeps |
+//! | [`pins`] | snapshots that are kept whatever the policy says |
+//! | [`claims`] | the first flag: who is about to rely on something says so, and then looks at what is condemned |
+//! | `roots` | everything that keeps a snapshot or a chunk |
+//! | `members` | which chunks are named, in bounded memory |
+//! | `run` | the second flag: a run of gc, its list, and who carries it out |
+//! | `sweep` | what is condemned, and what of that is deleted |
+//! | `remains` | documents of old jobs, and what killed processes left |
+//!
+//! Two flags keep what is in use. A run of `gc` writes what it may delete ("condemned"), notes that its list is whole
+//! ("listed"), and only then reads the roots; what no root names is deleted. Whoever is about to rely on something
+//! writes a root (a claim), and only then reads the lists that are whole: what is condemned there is waited for, and
+//! looked for again afterwards. One of the two sees the other: either the run reads the claim, or the claimant the list.
+//! So it does not matter how old anything is; the grace period only spares needless work.
+//!
+//! A run is carried out by one process at a time, which notes that it does ([`HOLD`]); one that stops is
+//! taken over after twice as long by the store's clock, and its list carried out first.
+
+pub mod claims;
+pub mod keep;
+mod members;
+pub mod pins;
+mod remains;
+mod roots;
+mod run;
+mod sweep;
+
+use std::time::Duration;
+
+use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::job::JobId;
+use weighbridge_schemas::names::ModelName;
+use weighbridge_schemas::policy::Retention;
+
+use crate::error::Result;
+use crate::fetch::Progress;
+use crate::root::Root;
+
+pub use claims::HEEDED;
+pub use run::HOLD;
+
+/// How a collection is done.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What is kept.
+    pub retention: Retention,
+    /// What is younger than this is not deleted.
+    pub grace: Duration,
+    /// For how long one process carries a run out without saying so again.
+    pub hold: Duration,
+    /// For how long claims are heeded: [`HEEDED`], unless nobody else is there.
+    pub claims: Duration,
+    /// Memory for the ids of chunks, in bytes.
+    pub memory: u64,
+    /// The id of this process, by chance.
+    pub holder: String,
+    /// Who does it, for people.
+    pub who: String,
+}
+
+/// What was deleted, or would be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Snapshots.
+    pub snapshots: Vec<SnapshotId>,
+    /// How many chunks.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Jobs whose documents went.
+    pub jobs: Vec<JobId>,
+    /// What killed processes left: files of no name, unfinished uploads, old claims.
+    pub remains: u64,
+    /// Chunks that no snapshot names and that are too young.
+    pub young: u64,
+    /// Snapshots that are kept.
+    pub kept: u64,
+    /// Jobs that have not ended, whose chunks are kept.
+    pub running: u64,
+    /// Runs that others had left unfinished, which were carried out first.
+    pub finished: u64,
+}
+
+/// Told of every object that is deleted, or would be.
+pub type Told<'t> = &'t (dyn Fn(&str) + Send + Sync);
+
+/// Deletes what `options` do not keep of `model`, and what nobody needs. Run again after it was interrupted it goes on
+/// where it stopped.
+///
+/// # Errors
+/// [`crate::error::Class::Conflict`] where another process is at it, [`crate::error::Class::Integrity`] where a root
+/// cannot be read: then nothing is deleted. Else as the store fails.
+pub async fn collect(
+    root: &Root,
+    model: &ModelName,
+    options: &Options,
+    told: Told<'_>,
+    progress: &dyn Progress,
+) -> Result<Collected> {
+    let mut collected = Collected::default();
+    let run = sweep::begin(root, model, options, &mut collected, told, progress).await?;
+    sweep::sweep(root, model, options, run, &mut collected, told, progress).await?;
+    remains::delete(root, model, options, &mut collected, told).await?;
+    Ok(collected)
+}
+
+/// What [`collect`] would delete now; nothing is changed.
+///
+/// # Errors
+/// As [`collect`].
+pub async fn preview(root: &Root, model: &ModelName, options: &Options, told: Told<'_>) -> Result<Collected> {
+    let mut collected = Collected::default();
+    sweep::preview(root, model, options, &mut collected, told).await?;
+    remains::preview(root, model, options, &mut collected, told).await?;
+    Ok(collected)
+}

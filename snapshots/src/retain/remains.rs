@@ -1,0 +1,108 @@
+//! Documents of jobs that ended long ago, and what killed processes left: nothing that anything rests on.
+
+use std::time::Duration;
+
+use object_store::path::Path as Key;
+
+use weighbridge_schemas::job::JobId;
+use weighbridge_schemas::names::ModelName;
+
+use super::keep::age;
+use super::{Collected, Options, Told};
+use crate::error::{Class, Result};
+use crate::jobs::{self, Job};
+use crate::layout::{self, JobDocument};
+use crate::root::Root;
+
+/// What is to be deleted, in this order.
+#[derive(Debug, Default)]
+struct Remains {
+    jobs: Vec<(JobId, Vec<Key>)>,
+    others: Vec<Key>,
+}
+
+/// Deletes them.
+pub(super) async fn delete(
+    root: &Root,
+    model: &ModelName,
+    options: &Options,
+    collected: &mut Collected,
+    told: Told<'_>,
+) -> Result<()> {
+    let remains = find(root, model, options).await?;
+    for (job, keys) in &remains.jobs {
+        // One after another: with its outcome, which goes last, a job has ended for whoever looks.
+        for key in keys {
+            root.delete(std::slice::from_ref(key)).await?;
+            told(key.as_ref());
+        }
+        collected.jobs.push(job.clone());
+    }
+    root.delete(&remains.others).await?;
+    tell(&remains.others, collected, told);
+    Ok(())
+}
+
+/// What [`delete`] would delete now.
+pub(super) async fn preview(
+    root: &Root,
+    model: &ModelName,
+    options: &Options,
+    collected: &mut Collected,
+    told: Told<'_>,
+) -> Result<()> {
+    let remains = find(root, model, options).await?;
+    for (job, keys) in remains.jobs {
+        keys.iter().for_each(|key| told(key.as_ref()));
+        collected.jobs.push(job);
+    }
+    tell(&remains.others, collected, told);
+    Ok(())
+}
+
+fn tell(others: &[Key], collected: &mut Collected, told: Told<'_>) {
+    others.iter().for_each(|key| told(key.as_ref()));
+    collected.remains += others.len() as u64;
+}
+
+async fn find(root: &Root, model: &ModelName, options: &Options) -> Result<Remains> {
+    let mut remains = Remains::default();
+    let now = root.now();
+    root.walk(&layout::claims(model), None, |listed| {
+        if age(listed.modified, now) >= options.claims {
+            remains.others.push(listed.key);
+        }
+        Ok(())
+    })
+    .await?;
+    let days = Duration::from_secs(u64::from(options.retention.keep_jobs_days) * 86_400).max(options.grace);
+    for id in jobs::list(root, model).await? {
+        let outcome = root.look(&layout::job_document(model, &id, JobDocument::Outcome)).await?;
+        if outcome.is_some_and(|outcome| age(outcome.modified, now) >= days) {
+            let keys = job_keys(root, model, &id).await?;
+            remains.jobs.push((id, keys));
+        }
+    }
+    remains.others.extend(jobs::admissions_of_old(root, model).await?);
+    Ok(remains)
+}
+
+/// The keys of a job that has ended, in the order in which they go: first the note that there is such a job.
+async fn job_keys(root: &Root, model: &ModelName, id: &JobId) -> Result<Vec<Key>> {
+    let mut keys = Vec::new();
+    match Job::new(root, model, id).record().await {
+        Ok(Some(record)) => {
+            let manifest = &record.manifest;
+            keys.push(layout::order_note(model, &manifest.run, &record.channel, manifest.step, id));
+        }
+        Ok(None) => {}
+        // Who cannot be read has no note that could be found; its documents go all the same.
+        Err(error) if error.class() == Class::Integrity => {}
+        Err(error) => return Err(error),
+    }
+    let outcome = layout::job_document(model, id, JobDocument::Outcome);
+    let documents = root.keys(&layout::job(model, id), None).await?;
+    keys.extend(documents.into_iter().filter(|key| *key != outcome));
+    keys.push(outcome);
+    Ok(keys)
+}

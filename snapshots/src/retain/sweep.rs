@@ -1,0 +1,320 @@
+//! What is condemned, and what of that is deleted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path as Key;
+
+use weighbridge_schemas::ids::{ChunkId, SnapshotId};
+use weighbridge_schemas::limits;
+use weighbridge_schemas::names::ModelName;
+use weighbridge_schemas::snapshot::Chunk;
+
+use super::keep::{self, Aged, age};
+use super::members::{Members, first};
+use super::roots::{self, Roots};
+use super::run::{self, Found, Run};
+use super::{Collected, Options, Told};
+use crate::error::Result;
+use crate::fetch::Progress;
+use crate::layout;
+use crate::manifest;
+use crate::root::{Listed, Root};
+
+/// Folders of chunks that are listed at once.
+const LISTINGS: usize = 8;
+
+/// What lies where snapshots lie.
+#[derive(Debug, Default)]
+struct Snapshots {
+    /// Those that have a manifest.
+    whole: BTreeMap<SnapshotId, Listed>,
+    /// What lies beside each manifest, or is left of one.
+    beside: BTreeMap<SnapshotId, Vec<Listed>>,
+}
+
+async fn list_snapshots(root: &Root, model: &ModelName) -> Result<Snapshots> {
+    let mut snapshots = Snapshots::default();
+    root.walk(&layout::snapshots(model), None, |listed| {
+        match layout::snapshot_of(&listed.key) {
+            Some(id) if layout::snapshot(model, &id) == listed.key => {
+                drop(snapshots.whole.insert(id, listed))
+            }
+            Some(id) => snapshots.beside.entry(id).or_default().push(listed),
+            None => {}
+        }
+        Ok(())
+    })
+    .await?;
+    Ok(snapshots)
+}
+
+impl Snapshots {
+    /// What the policy keeps.
+    async fn kept(&self, root: &Root, model: &ModelName, options: &Options) -> Result<BTreeSet<SnapshotId>> {
+        let mut aged = Vec::with_capacity(self.whole.len());
+        for (id, listed) in &self.whole {
+            let step = match options.retention.keep_each {
+                // A manifest that cannot be read, and that nothing else keeps, is of no step.
+                Some(_) => manifest::get(root, model, id).await.map_or(u64::MAX, |manifest| manifest.step),
+                None => 0,
+            };
+            aged.push(Aged { id: *id, step, stored: listed.modified });
+        }
+        Ok(keep::kept(&aged, &options.retention, options.grace, root.now()))
+    }
+
+    /// The snapshots that are left of `live`, and those that may go: whole ones, and what is left of others.
+    fn part(
+        &self,
+        live: &BTreeSet<SnapshotId>,
+        options: &Options,
+        root: &Root,
+    ) -> (Vec<SnapshotId>, Vec<SnapshotId>) {
+        let (kept, mut doomed): (Vec<_>, Vec<_>) = self.whole.keys().partition(|id| live.contains(id));
+        let old = |listed: &Listed| age(listed.modified, root.now()) >= options.grace;
+        let left = self.beside.iter().filter(|(id, beside)| {
+            !self.whole.contains_key(id) && !live.contains(id) && beside.iter().all(old)
+        });
+        doomed.extend(left.map(|(id, _)| *id));
+        (kept, doomed)
+    }
+
+    /// The keys of a snapshot, its manifest first: with it the snapshot is gone.
+    fn keys(&self, id: &SnapshotId) -> impl Iterator<Item = &Key> {
+        let beside = self.beside.get(id).into_iter().flatten();
+        self.whole.get(id).into_iter().chain(beside).map(|listed| &listed.key)
+    }
+}
+
+/// Begins a run. One that others left is carried out first.
+pub(super) async fn begin<'a>(
+    root: &'a Root,
+    model: &'a ModelName,
+    options: &'a Options,
+    collected: &mut Collected,
+    told: Told<'_>,
+    progress: &dyn Progress,
+) -> Result<Run<'a>> {
+    loop {
+        match run::begin(root, model, options).await? {
+            Found::New(run) => return Ok(run),
+            Found::Left(mut run, listed) => {
+                tracing::info!(%model, run = run.number(), listed, "going on with a run of gc that was left");
+                if listed {
+                    carry_out(root, model, options, &mut run, collected, told, progress).await?;
+                }
+                run.end(listed).await?;
+                collected.finished += 1;
+            }
+        }
+    }
+}
+
+/// Condemns what nothing keeps, and deletes what is still kept by nothing then.
+pub(super) async fn sweep(
+    root: &Root,
+    model: &ModelName,
+    options: &Options,
+    mut run: Run<'_>,
+    collected: &mut Collected,
+    told: Told<'_>,
+    progress: &dyn Progress,
+) -> Result<()> {
+    let mut pages = Pages { run: Some(&mut run), chunks: Vec::new(), bytes: 0, told: None };
+    let looked = condemn(root, model, options, &mut pages, collected).await;
+    pages.flush().await?;
+    progress.start(pages.bytes);
+    looked?;
+    run.list_is_whole().await?;
+    carry_out(root, model, options, &mut run, collected, told, progress).await?;
+    run.end(true).await
+}
+
+/// What [`sweep`] would delete now.
+pub(super) async fn preview(
+    root: &Root,
+    model: &ModelName,
+    options: &Options,
+    collected: &mut Collected,
+    told: Told<'_>,
+) -> Result<()> {
+    let mut pages = Pages { run: None, chunks: Vec::new(), bytes: 0, told: Some((told, model)) };
+    let snapshots = condemn(root, model, options, &mut pages, collected).await?;
+    let doomed = std::mem::take(&mut collected.snapshots);
+    doomed.iter().flat_map(|id| snapshots.keys(id)).for_each(|key| told(key.as_ref()));
+    collected.snapshots = doomed.into_iter().filter(|id| snapshots.whole.contains_key(id)).collect();
+    collected.bytes = pages.bytes;
+    Ok(())
+}
+
+/// Where condemned chunks go: onto pages of a run; or they are told of, and that is all.
+struct Pages<'p, 'r> {
+    run: Option<&'p mut Run<'r>>,
+    chunks: Vec<Chunk>,
+    bytes: u64,
+    told: Option<(Told<'p>, &'p ModelName)>,
+}
+
+impl Pages<'_, '_> {
+    async fn chunk(&mut self, chunk: Chunk) -> Result<()> {
+        self.bytes = self.bytes.saturating_add(chunk.size);
+        if let Some((told, model)) = self.told {
+            told(layout::chunk(model, &chunk.id).as_ref());
+            return Ok(());
+        }
+        self.chunks.push(chunk);
+        if self.chunks.len() >= limits::CONDEMNED_A_PAGE { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&mut self) -> Result<()> {
+        let chunks = std::mem::take(&mut self.chunks);
+        match &mut self.run {
+            Some(run) if !chunks.is_empty() => run.condemn(Vec::new(), chunks).await,
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Finds what nothing keeps, and writes the list.
+async fn condemn(
+    root: &Root,
+    model: &ModelName,
+    options: &Options,
+    pages: &mut Pages<'_, '_>,
+    collected: &mut Collected,
+) -> Result<Snapshots> {
+    let snapshots = list_snapshots(root, model).await?;
+    let roots = roots::read(root, model, options).await?;
+    let mut live = snapshots.kept(root, model, options).await?;
+    live.extend(&roots.snapshots);
+    let (kept, doomed) = snapshots.part(&live, options, root);
+    collected.kept = kept.len() as u64;
+    collected.running = roots.running.len() as u64;
+    match &mut pages.run {
+        Some(run) => {
+            for page in doomed.chunks(limits::CONDEMNED_A_PAGE) {
+                run.condemn(page.to_vec(), Vec::new()).await?;
+            }
+        }
+        None => collected.snapshots = doomed,
+    }
+    let mut from = 0;
+    while from < 256 {
+        let members = named(root, model, &kept, &roots, from, options.memory).await?;
+        let range = members.range();
+        let folders = range.clone().filter_map(|byte| u8::try_from(byte).ok());
+        let mut listings =
+            futures::stream::iter(folders).map(|byte| chunks_of(root, model, byte)).buffered(LISTINGS);
+        while let Some(listed) = listings.try_next().await? {
+            for (chunk, since) in listed {
+                if members.contains(&chunk.id) {
+                    continue;
+                }
+                if age(since.modified, root.now()) < options.grace {
+                    collected.young += 1;
+                    continue;
+                }
+                if pages.run.is_none() {
+                    collected.chunks += 1;
+                }
+                pages.chunk(chunk).await?;
+            }
+        }
+        from = range.end;
+    }
+    Ok(snapshots)
+}
+
+/// The chunks whose ids begin with a byte, ascending.
+async fn chunks_of(root: &Root, model: &ModelName, first: u8) -> Result<Vec<(Chunk, Listed)>> {
+    let mut chunks = Vec::new();
+    root.walk(&layout::chunks_of(model, first), None, |listed| {
+        let id = listed.key.filename().and_then(|name| name.parse::<ChunkId>().ok());
+        if let Some(id) = id.filter(|id| layout::chunk(model, id) == listed.key) {
+            chunks.push((Chunk { id, size: listed.size }, listed));
+        }
+        Ok(())
+    })
+    .await?;
+    chunks.sort_unstable_by_key(|(chunk, _)| chunk.id);
+    Ok(chunks)
+}
+
+/// The chunks that snapshots, claims and running jobs name, of ids that begin with the byte `from` or a later one.
+async fn named(
+    root: &Root,
+    model: &ModelName,
+    snapshots: &[SnapshotId],
+    roots: &Roots,
+    from: u16,
+    memory: u64,
+) -> Result<Members> {
+    let mut members = Members::new(from, memory);
+    for id in snapshots {
+        // One that cannot be read keeps everything: the failure ends the collection.
+        manifest::get(root, model, id).await?.chunks().keys().for_each(|chunk| members.add(chunk));
+    }
+    roots.chunks(root, model, &mut |chunk| members.add(chunk)).await?;
+    members.settle();
+    Ok(members)
+}
+
+/// Deletes what is on the list and what no root names now.
+async fn carry_out(
+    root: &Root,
+    model: &ModelName,
+    options: &Options,
+    run: &mut Run<'_>,
+    collected: &mut Collected,
+    told: Told<'_>,
+    progress: &dyn Progress,
+) -> Result<()> {
+    let roots = roots::read(root, model, options).await?;
+    let snapshots = list_snapshots(root, model).await?;
+    let mut gone: BTreeSet<SnapshotId> = BTreeSet::new();
+    let mut pages = Vec::new();
+    for key in run.pages().await? {
+        let Some(page) = run.page(&key).await? else { continue };
+        gone.extend(page.snapshots.iter().filter(|id| !roots.snapshots.contains(id)));
+        pages.push((key, page.chunks.first().map(|chunk| chunk.id)));
+    }
+    // Every chunk of what stays is looked up before anything is deleted.
+    let staying: Vec<_> = snapshots.whole.keys().filter(|id| !gone.contains(id)).copied().collect();
+    let start = pages.iter().find_map(|(_, chunk)| chunk.as_ref()).map_or(0, first);
+    let mut members = named(root, model, &staying, &roots, start, options.memory).await?;
+    for id in &gone {
+        let manifest = snapshots.whole.get(id).map(|listed| listed.key.clone());
+        let beside: Vec<_> =
+            snapshots.keys(id).filter(|key| Some(*key) != manifest.as_ref()).cloned().collect();
+        if let Some(manifest) = manifest {
+            run.delete(std::slice::from_ref(&manifest)).await?;
+            told(manifest.as_ref());
+            collected.snapshots.push(*id);
+        }
+        let pins = root.keys(&layout::pin(model, id), None).await?;
+        run.delete(&[beside.clone(), pins].concat()).await?;
+        beside.iter().for_each(|key| told(key.as_ref()));
+    }
+    for (key, _) in pages {
+        let Some(page) = run.page(&key).await? else { continue };
+        let mut doomed = Vec::new();
+        for chunk in &page.chunks {
+            while !members.range().contains(&first(&chunk.id)) {
+                members = named(root, model, &staying, &roots, first(&chunk.id), options.memory).await?;
+            }
+            if !members.contains(&chunk.id) {
+                doomed.push(*chunk);
+            }
+        }
+        let keys: Vec<_> = doomed.iter().map(|chunk| layout::chunk(model, &chunk.id)).collect();
+        run.delete(&keys).await?;
+        keys.iter().for_each(|key| told(key.as_ref()));
+        collected.chunks += doomed.len() as u64;
+        let bytes = doomed.iter().fold(0u64, |sum, chunk| sum.saturating_add(chunk.size));
+        collected.bytes = collected.bytes.saturating_add(bytes);
+        progress.advance(page.chunks.iter().map(|chunk| chunk.size).sum());
+        run.drop_page(&key).await?;
+    }
+    Ok(())
+}
