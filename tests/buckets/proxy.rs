@@ -210,7 +210,7 @@ impl Shared {
         for fault in faults {
             match fault {
                 Fault::IgnoreIfNoneMatch => {
-                    is_changed |= request.headers_mut().remove(IF_NONE_MATCH).is_some()
+                    is_changed |= request.headers_mut().remove(IF_NONE_MATCH).is_some();
                 }
                 Fault::BodyOf(key) => {
                     *request.uri_mut() = format!("{}{key}", self.root).parse::<Uri>().map_err(|_| Ends)?;

@@ -1,14 +1,16 @@
 //! A server's process, its folder and its port.
 //!
-//! The process is in a group that a small shell leads. The shell holds the reading end of a pipe whose other end is this
-//! process's alone: when this process ends, by whatever signal, the pipe ends, and the shell kills the group and removes
-//! what the server leaves. (A signal at the parent's death would not do: the kernel sends it when the *thread* ends that
-//! started the child.)
+//! The process is in a group that a small shell leads. The shell holds the reading end of a pipe whose other end is
+//! this process's alone: when this process ends, by whatever signal, the pipe ends, and the shell kills the group and
+//! removes what the server leaves. (A signal at the parent's death would not do: the kernel sends it when the *thread*
+//! ends that started the child.)
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+
+use crate::packages::skipped;
 
 use super::{KEY, READER_KEY, READER_SECRET, SECRET};
 
@@ -126,6 +128,17 @@ pub(super) fn moto(package: &Path) -> Running {
         .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()])
         .env("PYTHONPATH", package);
     Running::start(command, port, folder(), &[])
+}
+
+/// Whether there is a Node.js that can run Azurite; a line says so where there is none.
+pub(super) fn has_node() -> bool {
+    let mut node = Command::new("node");
+    node.args(["-e", "process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)"]);
+    let has = node.status().is_ok_and(|status| status.success());
+    if !has {
+        skipped("no Azurite without Node.js 20 or newer: install the packages nodejs and npm");
+    }
+    has
 }
 
 pub(super) fn azurite(package: &Path) -> Running {

@@ -67,6 +67,12 @@ fn each_server_starts_empty_and_the_first_who_creates_wins() {
         let second = client.create("new", "theirs");
         assert!(matches!(second, Err(Error::AlreadyExists { .. })), "{kind:?}: {second:?}");
         assert_eq!(server.get("new").unwrap(), b"mine", "{kind:?}");
+        let race = (0..4).map(|number| {
+            let (store, options) = (Arc::clone(&client.store), PutOptions::from(PutMode::Create));
+            async move { store.put_opts(&Key::from("race"), vec![number; 5].into(), options).await }
+        });
+        let won = client.runtime.block_on(futures::future::join_all(race));
+        assert_eq!(won.iter().filter(|put| put.is_ok()).count(), 1, "{kind:?}: {won:?}");
         assert!(server.url("x").ends_with("://checkpoints/x"), "{kind:?}");
     }
 }
@@ -121,6 +127,8 @@ fn a_proxy_without_orders_passes_everything_and_counts() {
         let client = Client::new(&server, Some(proxy.port()));
         client.put("a b", b"0123456789").unwrap();
         assert_eq!(client.get("a b").unwrap(), b"0123456789", "{kind:?}");
+        let head = client.runtime.block_on(client.store.head(&Key::from("a b"))).unwrap();
+        assert_eq!(head.size, 10, "{kind:?}");
         assert_eq!(client.range("a b", 2..5).unwrap(), b"234", "{kind:?}");
         assert!(matches!(client.get("absent"), Err(Error::NotFound { .. })), "{kind:?}");
         assert_eq!(client.keys().unwrap(), 1, "{kind:?}");
@@ -132,9 +140,9 @@ fn a_proxy_without_orders_passes_everything_and_counts() {
         assert!(counts.read >= 13, "{kind:?}: {counts:?}");
         let log = proxy.log();
         assert!(log[0].asked.is_put() && log[0].asked.key == "a b", "{log:?}");
-        assert_eq!(log[3].status, Some(404), "{log:?}");
-        assert!(log[4].asked.query.contains("list") && log[4].asked.key.is_empty(), "{log:?}");
-        assert!(log[6].asked.if_none_match && matches!(log[6].status, Some(409 | 412)), "{log:?}");
+        assert_eq!(log[4].status, Some(404), "{log:?}");
+        assert!(log[5].asked.query.contains("list") && log[5].asked.key.is_empty(), "{log:?}");
+        assert!(log[7].asked.if_none_match && matches!(log[7].status, Some(409 | 412)), "{log:?}");
         proxy.forget();
         assert!(proxy.log().is_empty() && proxy.counts().requests.is_empty());
 

@@ -18,19 +18,21 @@ fn publish(store: &Store, server: &Server, key: &str, change: impl FnOnce(&mut C
 }
 
 #[test]
-fn a_checkpoint_in_s3_gives_the_snapshot_that_its_copy_here_gives() {
-    let Some(server) = Server::start(Kind::SeaweedFs) else { return };
-    for name in CHECKPOINTS {
-        let folder = data().join("checkpoints").join(name);
-        server.put_folder(&folder, &format!("runs/{name}"));
-        let here = Store::new().publish(&folder, &[]).succeeded();
-        let store = Store::new();
-        let there = publish(&store, &server, &format!("runs/{name}"), |_| {}).succeeded();
-        assert_eq!(there["snapshot"], here["snapshot"], "{name}");
-        let url = server.url(&format!("runs/{name}"));
-        let mut inspect = store.command(["inspect".as_ref(), url.as_ref()]);
-        server.lend(&mut inspect, None);
-        assert_eq!(ended(inspect.output().unwrap()).succeeded()["kind"], "checkpoint");
+fn a_checkpoint_in_a_bucket_gives_the_snapshot_that_its_copy_here_gives() {
+    for kind in [Kind::SeaweedFs, Kind::Azurite] {
+        let Some(server) = Server::start(kind) else { continue };
+        for name in CHECKPOINTS {
+            let folder = data().join("checkpoints").join(name);
+            server.put_folder(&folder, &format!("runs/{name}"));
+            let here = Store::new().publish(&folder, &[]).succeeded();
+            let store = Store::new();
+            let there = publish(&store, &server, &format!("runs/{name}"), |_| {}).succeeded();
+            assert_eq!(there["snapshot"], here["snapshot"], "{name}");
+            let url = server.url(&format!("runs/{name}"));
+            let mut inspect = store.command(["inspect", url.as_str()]);
+            server.lend(&mut inspect, None);
+            assert_eq!(ended(inspect.output().unwrap()).succeeded()["kind"], "checkpoint");
+        }
     }
 }
 
