@@ -1,8 +1,12 @@
-//! What the tests and the load program share: synthetic checkpoints of any size, what a process takes, a real RabbitMQ.
+//! What the tests and the load program share: synthetic checkpoints of any size, what a process takes, a real RabbitMQ,
+//! real object stores.
 
 use std::path::Path;
 
+pub mod buckets;
 pub mod certificates;
+pub mod packages;
+mod ports;
 pub mod process;
 pub mod proxy;
 pub mod rabbit;

@@ -5,11 +5,9 @@
 //! removes the folder. (A signal at the parent's death would not do: the kernel sends it when the *thread* ends that
 //! started the child.)
 
-use std::collections::hash_map::RandomState;
 use std::fs::File;
-use std::hash::BuildHasher;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -44,19 +42,9 @@ struct Ports {
 }
 
 impl Ports {
-    /// Ports that are free, outside of the range that connections are given: a broker that is down for a while finds
-    /// its port free again.
-    #[expect(clippy::expect_used, reason = "only tests use it")]
     fn free() -> Self {
-        let random = RandomState::new();
-        let mut free = (0_u64..1000).filter_map(|attempt| {
-            let port = 11_000 + u16::try_from(random.hash_one(attempt) % 20_000).ok()?;
-            TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok().map(|listener| (port, listener))
-        });
-        // All are held at once, so that they differ.
-        let mut next = || free.next().expect("there are free ports");
-        let [amqp, tls, erlang, epmd] = [next(), next(), next(), next()];
-        Self { amqp: amqp.0, tls: tls.0, erlang: erlang.0, epmd: epmd.0 }
+        let [amqp, tls, erlang, epmd] = crate::ports::free();
+        Self { amqp, tls, erlang, epmd }
     }
 }
 

@@ -31,7 +31,6 @@ mod outside;
 mod queued;
 mod races;
 mod remote;
-mod servers;
 mod synthetic;
 mod torch_save;
 mod transforms;

@@ -1,43 +1,44 @@
 //! Checkpoints in object stores: the same snapshots as from a folder, and clear words where that fails.
 
 use std::process::Command;
-use std::sync::atomic::Ordering;
 
+use weighbridge_tests::buckets::{Chances, FaultyProxy, Kind, SECRET, Server};
 use weighbridge_tests::{peak_memory, synthetic};
 
 use crate::binary::{Run, Store, ended};
 use crate::fixtures::data;
-use crate::servers::{SECRET, Server};
 
 const CHECKPOINTS: [&str; 3] = ["dcp_torchrec_2rank", "hf_dcp_indexed", "safetensors_single"];
 
 fn publish(store: &Store, server: &Server, key: &str, change: impl FnOnce(&mut Command)) -> Run {
-    let mut command = store.publish_command(&server.url(key), &[]);
+    let mut command = store.publish_command(server.url(key).as_ref(), &[]);
     server.lend(&mut command, None);
     change(&mut command);
     ended(command.output().unwrap())
 }
 
 #[test]
-fn a_checkpoint_in_s3_gives_the_snapshot_that_its_copy_here_gives() {
-    let Some(server) = Server::start() else { return };
-    for name in CHECKPOINTS {
-        let folder = data().join("checkpoints").join(name);
-        server.put_folder(&folder, &format!("runs/{name}"));
-        let here = Store::new().publish(&folder, &[]).succeeded();
-        let store = Store::new();
-        let there = publish(&store, &server, &format!("runs/{name}"), |_| {}).succeeded();
-        assert_eq!(there["snapshot"], here["snapshot"], "{name}");
-        let url = server.url(&format!("runs/{name}"));
-        let mut inspect = store.command(["inspect".as_ref(), url.as_os_str()]);
-        server.lend(&mut inspect, None);
-        assert_eq!(ended(inspect.output().unwrap()).succeeded()["kind"], "checkpoint");
+fn a_checkpoint_in_a_bucket_gives_the_snapshot_that_its_copy_here_gives() {
+    for kind in [Kind::SeaweedFs, Kind::Azurite] {
+        let Some(server) = Server::start(kind) else { continue };
+        for name in CHECKPOINTS {
+            let folder = data().join("checkpoints").join(name);
+            server.put_folder(&folder, &format!("runs/{name}"));
+            let here = Store::new().publish(&folder, &[]).succeeded();
+            let store = Store::new();
+            let there = publish(&store, &server, &format!("runs/{name}"), |_| {}).succeeded();
+            assert_eq!(there["snapshot"], here["snapshot"], "{name}");
+            let url = server.url(&format!("runs/{name}"));
+            let mut inspect = store.command(["inspect", url.as_str()]);
+            server.lend(&mut inspect, None);
+            assert_eq!(ended(inspect.output().unwrap()).succeeded()["kind"], "checkpoint");
+        }
     }
 }
 
 #[test]
 fn what_is_wrong_with_a_remote_place_is_said() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start(Kind::SeaweedFs) else { return };
     server.put("a.safetensors", vec![0; 10]);
     let store = Store::new();
     let run = publish(&store, &server, "absent", |_| {});
@@ -68,21 +69,22 @@ fn what_is_wrong_with_a_remote_place_is_said() {
 
 #[test]
 fn large_checkpoints_come_in_bounded_memory_and_over_connections_that_break() {
-    let Some(server) = Server::start() else { return };
+    let Some(server) = Server::start(Kind::SeaweedFs) else { return };
     let store = Store::new();
     let path = store.folder.path().join("large.safetensors");
     synthetic(&path, 3, 100_000, 64);
     server.put("large.safetensors", std::fs::read(&path).unwrap());
     let here = store.publish(&path, &[]).succeeded();
-    let (port, cuts) = server.cutting_proxy();
+    let proxy = FaultyProxy::start(&server, 1);
+    proxy.by_chance(Chances { cut_answer: 0.3, ..Chances::default() });
     let there = publish(&Store::new(), &server, "large.safetensors", |command| {
-        server.lend(command, Some(port));
+        server.lend(command, Some(proxy.port()));
     });
     assert_eq!(there.succeeded()["snapshot"], here["snapshot"]);
-    assert!(cuts.load(Ordering::Relaxed) > 0, "no connection was cut");
+    assert!(proxy.counts().faults > 0, "no answer was cut");
 
     let fresh = Store::new();
-    let mut command = fresh.publish_command(&server.url("large.safetensors"), &[]);
+    let mut command = fresh.publish_command(server.url("large.safetensors").as_ref(), &[]);
     server.lend(&mut command, None);
     command.env("WEIGHBRIDGE_MEMORY", "128MiB").env("WEIGHBRIDGE_THREADS", "2");
     let (status, peak) = peak_memory(&mut command).unwrap();
