@@ -18,6 +18,7 @@
 //! queue |
 //! | [`dead`] | dead letters: what cannot be published, and why |
 //! | [`report`] | the validation report: statistics and verdicts of the gates |
+//! | [`signature`] | signature envelopes, and the statement about a snapshot that they hold |
 //! | [`digests`] | what a reader of a part of a checkpoint knows of the digests that are declared of it |
 //! | [`canonical`] | canonical bytes of a document |
 //! | [`schema`] | JSON Schemas generated from the types |
@@ -41,5 +42,6 @@ mod pattern;
 pub mod policy;
 pub mod report;
 pub mod schema;
+pub mod signature;
 pub mod snapshot;
 pub mod time;

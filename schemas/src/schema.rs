@@ -10,6 +10,7 @@ use crate::digests::PartialDigests;
 use crate::job::{Decision, Event, JobPlan, JobRecord, Outcome, PartResult, Republish, Step};
 use crate::policy::PolicyFile;
 use crate::report::Report;
+use crate::signature::{Envelope, Statement};
 use crate::snapshot::SnapshotManifest;
 
 /// Every document's file name under `schemas/json/`, and its JSON Schema as indented text.
@@ -21,6 +22,7 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("dead.v1.json", schema_for!(DeadLetter)),
         ("decision.v1.json", schema_for!(Decision)),
         ("digests.v1.json", schema_for!(PartialDigests)),
+        ("envelope.v1.json", schema_for!(Envelope)),
         ("event.v1.json", schema_for!(Event)),
         ("job.v1.json", schema_for!(JobRecord)),
         ("outcome.v1.json", schema_for!(Outcome)),
@@ -30,6 +32,7 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("report.v1.json", schema_for!(Report)),
         ("republish.v1.json", schema_for!(Republish)),
         ("snapshot.v1.json", schema_for!(SnapshotManifest)),
+        ("statement.v1.json", schema_for!(Statement)),
         ("step.v1.json", schema_for!(Step)),
     ];
     schemas.into_iter().map(|(name, schema)| (name, format!("{:#}\n", schema.as_value()))).collect()

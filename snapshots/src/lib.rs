@@ -17,6 +17,7 @@
 //! | [`reference`](mod@reference) | `MODEL[@CHANNEL or @SNAPSHOT]`, and what it points at |
 //! | [`fetch`] | plan, download, materialise, swap |
 //! | [`verify`] | the whole store, or one snapshot, read and checked |
+//! | [`sign`] | keys and signatures: of snapshots, and of channel entries |
 //! | [`error`] | what goes wrong, by stable class names |
 //!
 //! Publishing never overwrites and never deletes. Nothing rests on rename or on read-modify-write in the store: only
@@ -37,4 +38,5 @@ pub mod manifest;
 pub mod policies;
 pub mod reference;
 pub mod root;
+pub mod sign;
 pub mod verify;

@@ -14,6 +14,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
 use crate::local::Local;
+use crate::sign::{Signers, Trust};
 
 /// A store's root.
 #[derive(Debug, Clone)]
@@ -21,6 +22,8 @@ pub struct Root {
     store: Arc<dyn ObjectStore>,
     local: Arc<Local>,
     intercept: Option<Arc<dyn Intercept>>,
+    signers: Option<Arc<Signers>>,
+    trust: Option<Arc<Trust>>,
 }
 
 /// What stands between a [`Root`] and its store: it may slow requests down, have them fail before or after they were
@@ -99,7 +102,13 @@ impl Root {
         let store =
             LocalFileSystem::new_with_prefix(&path).map_err(|error| StoreError::store(&shown, &error))?;
         let store = Arc::new(store.with_fsync(durability == Durability::Synced));
-        Ok(Self { store, local: Arc::new(Local::new(path, durability)), intercept: None })
+        Ok(Self {
+            store,
+            local: Arc::new(Local::new(path, durability)),
+            intercept: None,
+            signers: None,
+            trust: None,
+        })
     }
 
     /// The same store, behind `intercept`.
@@ -299,6 +308,32 @@ impl Root {
             listed.map_err(|error| StoreError::store(folder, &error))
         })
         .await
+    }
+
+    /// The same store; snapshots and channel entries that are written through it are signed.
+    #[must_use]
+    pub fn signing(mut self, signers: Signers) -> Self {
+        self.signers = Some(Arc::new(signers));
+        self
+    }
+
+    /// The same store; snapshots and channel entries that no trusted key has signed are refused.
+    #[must_use]
+    pub fn trusting(mut self, trust: Trust) -> Self {
+        self.trust = Some(Arc::new(trust));
+        self
+    }
+
+    /// Who signs what is written.
+    #[must_use]
+    pub fn signers(&self) -> Option<&Signers> {
+        self.signers.as_deref()
+    }
+
+    /// Whose signature is demanded of what is read.
+    #[must_use]
+    pub fn trust(&self) -> Option<&Trust> {
+        self.trust.as_deref()
     }
 }
 

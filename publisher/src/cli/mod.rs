@@ -13,6 +13,7 @@ mod drop;
 mod fetch;
 mod inspect;
 mod jobs;
+mod keys;
 mod manifest;
 mod moves;
 mod output;
@@ -22,6 +23,7 @@ mod queue;
 mod report;
 mod republish;
 mod shown;
+mod signing;
 mod snapshots;
 mod verify;
 mod version;
@@ -122,6 +124,9 @@ enum Command {
     Hold(moves::Hold),
     Release(moves::Release),
     Verify(verify::Verify),
+    Sign(keys::Sign),
+    #[command(subcommand)]
+    Keys(keys::Keys),
     /// Check configuration and policy files.
     #[command(subcommand)]
     Config(config::Command),
@@ -438,6 +443,8 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Hold(hold) => hold.run(context).await?,
         Command::Release(release) => release.run(context).await?,
         Command::Verify(verify) => return verify.run(context).await,
+        Command::Sign(sign) => sign.run(context).await?,
+        Command::Keys(keys) => keys.run(context)?,
         Command::Config(command) => command.run(context)?,
         Command::Completions(completions) => completions.run(context),
         Command::Version => version::run(context),

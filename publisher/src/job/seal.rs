@@ -1,20 +1,21 @@
-//! The report, then the manifest. With the manifest there is a snapshot, and everything that it names is there.
+//! The report, the signatures where somebody signs, then the manifest. With the manifest there is a snapshot, and everything that it names is there.
 
 use std::collections::BTreeMap;
 
 use futures::{StreamExt, TryStreamExt};
 
+use weighbridge_schemas::ids::ReportDigest;
 use weighbridge_schemas::report::Report;
 use weighbridge_schemas::snapshot::SnapshotManifest;
 use weighbridge_snapshots::root::Root;
-use weighbridge_snapshots::{chunk, manifest};
+use weighbridge_snapshots::{chunk, manifest, sign};
 
 use crate::error::Result;
 
 /// Chunks that are looked for at once.
 const CONCURRENCY: usize = 16;
 
-/// Stores the report and the manifest, once every chunk that the manifest names has been found in the store, of the
+/// Stores the report, signatures and the manifest, once every chunk that the manifest names has been found in the store, of the
 /// right size: a store that lost one and said nothing must not get as far as a channel.
 ///
 /// # Errors
@@ -28,6 +29,10 @@ pub async fn seal(root: &Root, sealed: &SnapshotManifest, report: &Report) -> Re
         .try_collect::<()>()
         .await?;
     manifest::put_report(root, report).await?;
+    if let Some(signers) = root.signers() {
+        let digest = ReportDigest::of(&report.to_bytes());
+        sign::put(root, sealed, report, digest, signers).await?;
+    }
     manifest::put(root, sealed).await?;
     Ok(())
 }
