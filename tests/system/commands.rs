@@ -294,6 +294,10 @@ fn the_command_line_is_what_the_reference_says() {
         &["hold"],
         &["release"],
         &["verify"],
+        &["sign"],
+        &["keys"],
+        &["keys", "generate"],
+        &["keys", "show"],
         &["config"],
         &["config", "check"],
         &["config", "default-policy"],
@@ -304,6 +308,7 @@ fn the_command_line_is_what_the_reference_says() {
         let mut help = Command::new(binary::path());
         help.args(*command).arg("--help").env("COLUMNS", "100");
         help.env_remove("WEIGHBRIDGE_QUEUE");
+        help.env_remove("WEIGHBRIDGE_SIGNING_KEYS").env_remove("WEIGHBRIDGE_REQUIRE_SIGNED_BY");
         help.env_remove("WEIGHBRIDGE_STORE").env_remove("WEIGHBRIDGE_CONFIG").env_remove("WEIGHBRIDGE_LOG");
         let run = ended(help.output().unwrap());
         assert_eq!(run.code, 0);

@@ -32,6 +32,7 @@ mod queued;
 mod races;
 mod remote;
 mod servers;
+mod signing;
 mod synthetic;
 mod torch_save;
 mod transforms;

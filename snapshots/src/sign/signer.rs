@@ -29,15 +29,16 @@ impl Signer {
     /// [`KeyError`] where the file cannot be read, is open to others, or holds none.
     pub fn read(path: &Path) -> Result<Self, KeyError> {
         let file = read_file(path)?;
-        let mode = file.metadata.mode() & 0o7777;
-        if mode & 0o077 != 0 && file.metadata.uid() == rustix::process::geteuid().as_raw() {
-            return Err(KeyError::Exposed { path: path.to_owned(), mode });
-        }
         let key = SigningKey::from_pkcs8_pem(file.text().trim()).map_err(|_| {
             let wanted = "private key of Ed25519 (PKCS#8 in PEM without a passphrase, as `openssl genpkey -algorithm \
                           ed25519` writes it)";
             KeyError::NoKey { path: path.to_owned(), wanted }
         })?;
+        // Only now: a public key may well be read by others.
+        let mode = file.metadata.mode() & 0o7777;
+        if mode & 0o077 != 0 && file.metadata.uid() == rustix::process::geteuid().as_raw() {
+            return Err(KeyError::Exposed { path: path.to_owned(), mode });
+        }
         Ok(Self(key))
     }
 

@@ -35,7 +35,11 @@ impl House {
 
     fn key(&self, name: &str) -> PublicKey {
         let file = self.file(name);
-        if file.exists() { Signer::read(&file).unwrap().public() } else { generate(&file).unwrap().key }
+        if file.try_exists().unwrap() {
+            Signer::read(&file).unwrap().public()
+        } else {
+            generate(&file).unwrap().key
+        }
     }
 
     fn signers(&self, names: &[&str]) -> Signers {
