@@ -1,8 +1,8 @@
 //! Signatures: DSSE envelopes, and what ours hold: an in-toto statement about a snapshot.
 //!
 //! What is signed is never JSON as such but the bytes that [`pre_authentication`] makes of a type and a body, so that
-//! nobody has to agree on how JSON is written, and a signature on one kind of thing is none on another. The keys and the
-//! arithmetic are elsewhere; here is what is said.
+//! nobody has to agree on how JSON is written, and a signature on one kind of thing is none on another. The keys and
+//! the arithmetic are elsewhere; here is what is said.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_PAD_INDIFFERENT, URL_SAFE_PAD_INDIFFERENT};

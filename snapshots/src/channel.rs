@@ -105,7 +105,8 @@ impl<'a> Channel<'a> {
     }
 
     /// Every entry, the newest first, at most `most` of them. Where the root trusts somebody, those that they have not
-    /// signed are left out: a channel may be older than the trust, and what cannot be verified is nowhere to go back to.
+    /// signed are left out: a channel may be older than the trust, and what cannot be verified is nowhere to go back
+    /// to.
     ///
     /// # Errors
     /// [`Class::Integrity`] where an entry is missing or cannot be read; else as the store fails.
@@ -154,8 +155,8 @@ impl<'a> Channel<'a> {
     /// The entry of this number.
     ///
     /// # Errors
-    /// [`Class::Integrity`] where it is missing, is not what was written, or is not signed by whom the root trusts; else
-    /// as the store fails.
+    /// [`Class::Integrity`] where it is missing, is not what was written, or is not signed by whom the root trusts;
+    /// else as the store fails.
     pub async fn entry(&self, sequence: u64) -> Result<ChannelEntry> {
         let (entry, bytes) = self.read(sequence).await?;
         self.check(&entry, &bytes)?;

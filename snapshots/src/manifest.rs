@@ -1,7 +1,8 @@
 //! Snapshot manifests and validation reports in the store.
 //!
-//! Order of writing: all chunks, the report, the signatures (where somebody signs), the manifest, and only then a channel entry. A crash before the manifest
-//! leaves chunks and a report that nothing names; a manifest that can be read names only chunks that are there.
+//! Order of writing: all chunks, the report, the signatures (where somebody signs), the manifest, and only then a
+//! channel entry. A crash before the manifest leaves chunks and a report that nothing names; a manifest that can be
+//! read names only chunks that are there.
 
 use bytes::Bytes;
 

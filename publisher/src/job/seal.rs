@@ -1,4 +1,5 @@
-//! The report, the signatures where somebody signs, then the manifest. With the manifest there is a snapshot, and everything that it names is there.
+//! The report, the signatures where somebody signs, then the manifest. With the manifest there is a snapshot, and
+//! everything that it names is there.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +16,8 @@ use crate::error::Result;
 /// Chunks that are looked for at once.
 const CONCURRENCY: usize = 16;
 
-/// Stores the report, signatures and the manifest, once every chunk that the manifest names has been found in the store, of the
-/// right size: a store that lost one and said nothing must not get as far as a channel.
+/// Stores the report, signatures and the manifest, once every chunk that the manifest names has been found in the
+/// store, of the right size: a store that lost one and said nothing must not get as far as a channel.
 ///
 /// # Errors
 /// As the store fails; an integrity failure for a chunk that is not there.

@@ -53,8 +53,8 @@ pub fn check_entry(
     };
     let why = format!(
         "{what}; a signature of {trust} is demanded. If it is right that {model}@{channel} points at {snapshot}, let \
-         `weighbridge promote {model}@{snapshot} --channel {channel} --signing-key FILE` write a signed entry; or trust \
-         the key that did sign it",
+         `weighbridge promote {model}@{snapshot} --channel {channel} --signing-key FILE` write a signed entry; or \
+         trust the key that did sign it",
         snapshot = entry.snapshot
     );
     Err(StoreError::new(Class::Integrity, key, why))

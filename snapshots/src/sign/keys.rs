@@ -34,7 +34,8 @@ pub enum KeyError {
     },
     /// Others may read a private key.
     #[error(
-        "key file {path} can be read by others (mode {mode:04o}): `chmod 600 {path}`, and ask yourself who has it by now"
+        "key file {path} can be read by others (mode {mode:04o}): `chmod 600 {path}`, and ask yourself who has it by \
+         now"
     )]
     Exposed {
         /// The file.

@@ -8,8 +8,8 @@
 //! | [`entry`](mod@entry) | the signatures inside a channel entry |
 //! | [`audit`] | whether all that a store holds of a model is signed |
 //!
-//! A [`Root`](crate::root::Root) that has [`Signers`] signs what is written through it; one that has a [`Trust`] refuses
-//! what no trusted key has signed, wherever it is read: there is no way around it that somebody could forget.
+//! A [`Root`](crate::root::Root) that has [`Signers`] signs what is written through it; one that has a [`Trust`]
+//! refuses what no trusted key has signed, wherever it is read: there is no way around it that somebody could forget.
 //! `docs/signing.md` has the formats, byte for byte, and what a signature proves.
 
 pub mod audit;
