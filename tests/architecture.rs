@@ -176,11 +176,17 @@ fn nothing_brings_a_second_cryptography_library() {
     }
 }
 
+/// Where libraries may look outside: the clients of buckets do so by themselves.
+const DOORS: [&str; 1] = ["snapshots/src/outside.rs"];
+
 #[test]
 fn libraries_are_silent() {
     let loud = ["std::env", "SystemTime", "print!", "println!", "eprint!", "eprintln!"];
     let mut wrong = Vec::new();
     for file in tracked::files().iter().filter(|file| file.ends_with(".rs")) {
+        if DOORS.contains(&file.as_str()) {
+            continue;
+        }
         if !ROOMS.iter().filter_map(|room| room.silent).any(|folder| file.starts_with(folder)) {
             continue;
         }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use weighbridge_schemas::limits;
 use weighbridge_snapshots::root::check_location;
+use weighbridge_snapshots::sign::PublicKey;
 
 use crate::error::{Failure, Result};
 use crate::sources::Allowed;
@@ -54,6 +55,21 @@ pub struct Config {
     /// How workers work.
     #[serde(default)]
     pub worker: Worker,
+    /// Who signs, and whose signature is demanded.
+    #[serde(default)]
+    pub signing: Signing,
+}
+
+/// Who signs what is written, and whose signature is demanded of what is read.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Signing {
+    /// Files of private keys, all of which sign what is published and where channels go; default: nobody signs.
+    /// Variable `WEIGHBRIDGE_SIGNING_KEYS`, with `:` between them.
+    pub keys: Option<Vec<PathBuf>>,
+    /// Public keys, files or `ed25519:BASE64`, one of which must have signed what is fetched, verified, or moved to;
+    /// default: none is demanded. Variable `WEIGHBRIDGE_REQUIRE_SIGNED_BY`, with `,` between them.
+    pub require: Option<Vec<String>>,
 }
 
 /// Where checkpoints come from that are dropped on the queue.
@@ -136,7 +152,29 @@ impl Config {
             Allowed::new(prefixes)?;
         }
         config.worker.check()?;
+        config.signing.check()?;
         Ok(config)
+    }
+}
+
+impl Signing {
+    /// Checks what can be checked without looking at files. An empty list is refused: it would demand nothing, where
+    /// somebody meant to demand something.
+    fn check(&self) -> Result<()> {
+        let lists =
+            [("keys", self.keys.as_ref().map(Vec::len)), ("require", self.require.as_ref().map(Vec::len))];
+        if let Some((name, _)) = lists.into_iter().find(|(_, length)| *length == Some(0)) {
+            return Err(Failure::usage(format!("signing.{name}: it names no key; leave it out")));
+        }
+        let nameless = self.keys.iter().flatten().any(|file| file.as_os_str().is_empty())
+            || self.require.iter().flatten().any(String::is_empty);
+        if nameless {
+            return Err(Failure::usage("signing: a key's name is empty"));
+        }
+        for text in self.require.iter().flatten().filter(|text| text.starts_with("ed25519:")) {
+            text.parse::<PublicKey>().map_err(|error| Failure::usage(format!("signing.require: {error}")))?;
+        }
+        Ok(())
     }
 }
 
@@ -251,5 +289,17 @@ mod tests {
             assert!(Config::parse(text).is_err(), "{text}");
         }
         assert!(!error.message.contains('\n'));
+    }
+
+    #[test]
+    fn keys_are_named_or_left_out() {
+        let good = "[signing]\nkeys = ['a.pem', 'b.pem']\nrequire = ['a.pem.pub', \
+                    'ed25519:11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=']";
+        assert_eq!(Config::parse(good).unwrap().signing.keys.map(|keys| keys.len()), Some(2));
+        for text in ["keys = []", "require = []", "keys = ['']", "require = ['']", "key = ['a']"] {
+            assert!(Config::parse(&format!("[signing]\n{text}")).is_err(), "{text}");
+        }
+        let error = Config::parse("[signing]\nrequire = ['ed25519:0123456789abcdef']").unwrap_err();
+        assert!(error.message.contains("signing.require"), "{error}");
     }
 }

@@ -7,6 +7,7 @@ use weighbridge_converter::shape::select::SelectError;
 use weighbridge_queue::error::Error as QueueError;
 use weighbridge_schemas::error::{DocumentError, Kind};
 use weighbridge_snapshots::error::{Class as StoreClass, StoreError};
+use weighbridge_snapshots::sign::KeyError;
 
 /// Exit codes of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,6 +145,12 @@ impl From<SelectError> for Failure {
 impl From<DocumentError> for Failure {
     fn from(error: DocumentError) -> Self {
         Self { kind: Kind::Permanent, class: "bad_document", message: error.to_string(), exit: Exit::Usage }
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Self {
+        Self { kind: Kind::Permanent, class: "bad_key", message: error.to_string(), exit: Exit::Usage }
     }
 }
 

@@ -11,8 +11,9 @@ use crate::error::DocumentError;
 use crate::ids::{EntryId, SnapshotId};
 use crate::json;
 use crate::limits;
-use crate::names::{ChannelName, RunName};
+use crate::names::{ChannelName, ModelName, RunName};
 use crate::policy::OtherRun;
+use crate::signature::{Signature, within};
 use crate::time::Timestamp;
 
 const DOCUMENT: &str = "channel entry";
@@ -88,6 +89,9 @@ pub struct ChannelEntry {
     pub who: String,
     /// When it was written.
     pub when: Timestamp,
+    /// Signatures on [`signed_bytes`]. Absent where nobody signed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<Signature>,
 }
 
 impl ChannelEntry {
@@ -102,12 +106,24 @@ impl ChannelEntry {
     /// # Errors
     /// [`DocumentError`] where the bytes are no channel entry.
     pub fn parse(json: &[u8]) -> Result<Self, DocumentError> {
-        if json.len() > limits::CHANNEL_ENTRY_BYTES {
-            let why = format!("{} bytes; at most {}", json.len(), limits::CHANNEL_ENTRY_BYTES);
-            return Err(DocumentError::OverLimit { document: DOCUMENT, why });
-        }
-        json::object(DOCUMENT, json)
+        within(DOCUMENT, json.len(), limits::CHANNEL_ENTRY_BYTES, "bytes")?;
+        let entry: Self = json::object(DOCUMENT, json)?;
+        within(DOCUMENT, entry.signatures.len(), limits::SIGNATURES, "signatures")?;
+        Ok(entry)
     }
+}
+
+/// What is signed of the entry whose stored bytes are `json`: the canonical bytes of an object with the fields
+/// `channel`, `entry` and `model`, the entry without its signatures. With model, channel and sequence in it, a copy
+/// elsewhere is signed by nobody. Fields of the entry that this version does not know are signed too.
+///
+/// # Errors
+/// [`DocumentError`] where `json` is no object.
+pub fn signed_bytes(model: &ModelName, channel: &ChannelName, json: &[u8]) -> Result<Vec<u8>, DocumentError> {
+    within(DOCUMENT, json.len(), limits::CHANNEL_ENTRY_BYTES, "bytes")?;
+    let mut entry: serde_json::Map<String, serde_json::Value> = json::object(DOCUMENT, json)?;
+    entry.remove("signatures");
+    Ok(canonical::bytes(&serde_json::json!({ "channel": channel, "entry": entry, "model": model })))
 }
 
 /// The id of the entry that `operation` (a job's or operator request's id) writes into `channel`.
@@ -176,6 +192,7 @@ mod tests {
             reason,
             who: "operator".into(),
             when: Timestamp::from_nanoseconds(1),
+            signatures: Vec::new(),
         }
     }
 
@@ -213,5 +230,29 @@ mod tests {
         let entry = entry(5, Reason::Hold);
         assert_eq!(ChannelEntry::parse(&entry.to_bytes()).unwrap(), entry);
         assert!(ChannelEntry::parse(b"{}").is_err());
+    }
+
+    #[test]
+    fn what_is_signed_names_model_and_channel_and_holds_all_but_the_signatures() {
+        let (model, prod) = ("m".parse().unwrap(), "prod".parse().unwrap());
+        let unsigned = entry(5, Reason::Hold);
+        assert!(
+            !String::from_utf8(unsigned.to_bytes()).unwrap().contains("signatures"),
+            "bytes stay as they were"
+        );
+        let bytes = signed_bytes(&model, &prod, &unsigned.to_bytes()).unwrap();
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        assert!(text.starts_with("{\"channel\":\"prod\",\"entry\":{\"created_at\":"), "{text}");
+        assert!(text.ends_with("},\"model\":\"m\"}"), "{text}");
+        let mut signed = unsigned;
+        signed.signatures = vec![Signature { keyid: "k".into(), sig: crate::signature::Base64(vec![1]) }];
+        assert_eq!(ChannelEntry::parse(&signed.to_bytes()).unwrap(), signed);
+        assert_eq!(signed_bytes(&model, &prod, &signed.to_bytes()).unwrap(), bytes);
+        let later = text.replace("\"step\":5", "\"later\":true,\"step\":5");
+        let later: serde_json::Value = serde_json::from_str(&later).unwrap();
+        let of_later = signed_bytes(&model, &prod, later["entry"].to_string().as_bytes()).unwrap();
+        assert_ne!(of_later, bytes, "what this version does not know is signed too");
+        signed.signatures = vec![signed.signatures[0].clone(); limits::SIGNATURES + 1];
+        assert!(ChannelEntry::parse(&signed.to_bytes()).is_err());
     }
 }

@@ -107,6 +107,11 @@ digest!(
     "rules digest"
 );
 digest!(
+    /// The BLAKE3 of a validation report's bytes as they are stored.
+    ReportDigest,
+    "report digest"
+);
+digest!(
     /// The BLAKE3 of a whole file, as a checkpoint manifest may declare it.
     FileDigest,
     "file digest"

@@ -19,6 +19,7 @@
 //! | [`dead`] | dead letters: what cannot be published, and why |
 //! | [`report`] | the validation report: statistics and verdicts of the gates |
 //! | [`retention`] | what is kept from gc, and what a run of gc is about to delete |
+//! | [`signature`] | signature envelopes, and the statement about a snapshot that they hold |
 //! | [`digests`] | what a reader of a part of a checkpoint knows of the digests that are declared of it |
 //! | [`canonical`] | canonical bytes of a document |
 //! | [`schema`] | JSON Schemas generated from the types |
@@ -43,5 +44,6 @@ pub mod policy;
 pub mod report;
 pub mod retention;
 pub mod schema;
+pub mod signature;
 pub mod snapshot;
 pub mod time;

@@ -38,6 +38,16 @@ pub const ARTIFACT_PATH_PARTS: usize = 16;
 pub const PATH_PART_BYTES: usize = 255;
 /// Largest snapshot manifest, in bytes.
 pub const SNAPSHOT_MANIFEST_BYTES: usize = 256 << 20;
+/// Largest signature envelope, and signed statement, in bytes.
+pub const ENVELOPE_BYTES: usize = 256 << 10;
+/// Most signatures of one envelope, or of one channel entry, and most keys to sign with.
+pub const SIGNATURES: usize = 64;
+/// Most signature envelopes of one snapshot: one for each set of keys and each validation report.
+pub const ENVELOPES: u64 = 256;
+/// Most public keys that are trusted at once: each signature is tried by every one of them.
+pub const TRUSTED_KEYS: usize = 16;
+/// Largest file of a signing key, private or public, in bytes.
+pub const KEY_FILE_BYTES: usize = 16 << 10;
 /// Largest channel entry, in bytes.
 pub const CHANNEL_ENTRY_BYTES: usize = 64 << 10;
 /// Largest pin, or note of gc, in bytes.

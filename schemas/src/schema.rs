@@ -11,6 +11,7 @@ use crate::job::{Decision, Event, JobPlan, JobRecord, Outcome, PartResult, Repub
 use crate::policy::PolicyFile;
 use crate::report::Report;
 use crate::retention::{Condemned, GcEnded, GcNote, Pin};
+use crate::signature::{Envelope, Statement};
 use crate::snapshot::SnapshotManifest;
 
 /// Every document's file name under `schemas/json/`, and its JSON Schema as indented text.
@@ -23,6 +24,7 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("dead.v1.json", schema_for!(DeadLetter)),
         ("decision.v1.json", schema_for!(Decision)),
         ("digests.v1.json", schema_for!(PartialDigests)),
+        ("envelope.v1.json", schema_for!(Envelope)),
         ("event.v1.json", schema_for!(Event)),
         ("gc-ended.v1.json", schema_for!(GcEnded)),
         ("gc.v1.json", schema_for!(GcNote)),
@@ -35,6 +37,7 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("report.v1.json", schema_for!(Report)),
         ("republish.v1.json", schema_for!(Republish)),
         ("snapshot.v1.json", schema_for!(SnapshotManifest)),
+        ("statement.v1.json", schema_for!(Statement)),
         ("step.v1.json", schema_for!(Step)),
     ];
     schemas.into_iter().map(|(name, schema)| (name, format!("{:#}\n", schema.as_value()))).collect()

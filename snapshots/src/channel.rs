@@ -8,6 +8,7 @@
 use bytes::Bytes;
 
 use weighbridge_schemas::channel::{ChannelEntry, ChannelSchema, Reason, entry_id};
+use weighbridge_schemas::error::DocumentError;
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
@@ -16,6 +17,7 @@ use weighbridge_schemas::time::Timestamp;
 use crate::error::{Class, Result, StoreError};
 use crate::layout;
 use crate::root::{Put, Root};
+use crate::sign;
 
 /// Longest name of whoever writes an entry, in bytes.
 pub const WHO_BYTES: usize = 256;
@@ -102,7 +104,9 @@ impl<'a> Channel<'a> {
         if highest == 0 { Ok(None) } else { self.entry(highest).await.map(Some) }
     }
 
-    /// Every entry, the newest first, at most `most` of them.
+    /// Every entry, the newest first, at most `most` of them. Where the root trusts somebody, those that they have not
+    /// signed are left out: a channel may be older than the trust, and what cannot be verified is nowhere to go back
+    /// to.
     ///
     /// # Errors
     /// [`Class::Integrity`] where an entry is missing or cannot be read; else as the store fails.
@@ -110,7 +114,11 @@ impl<'a> Channel<'a> {
         let highest = self.sequences().await?.last().copied().unwrap_or(0);
         let mut log = Vec::new();
         for sequence in (1..=highest).rev().take(most) {
-            log.push(self.entry(sequence).await?);
+            let (entry, bytes) = self.read(sequence).await?;
+            match self.check(&entry, &bytes) {
+                Ok(()) => log.push(entry),
+                Err(error) => tracing::debug!(%error, "an entry of the log is left out"),
+            }
         }
         Ok(log)
     }
@@ -147,8 +155,16 @@ impl<'a> Channel<'a> {
     /// The entry of this number.
     ///
     /// # Errors
-    /// [`Class::Integrity`] where it is missing, or is not what was written; else as the store fails.
+    /// [`Class::Integrity`] where it is missing, is not what was written, or is not signed by whom the root trusts;
+    /// else as the store fails.
     pub async fn entry(&self, sequence: u64) -> Result<ChannelEntry> {
+        let (entry, bytes) = self.read(sequence).await?;
+        self.check(&entry, &bytes)?;
+        Ok(entry)
+    }
+
+    /// The entry of this number with its stored bytes, whoever signed it.
+    async fn read(&self, sequence: u64) -> Result<(ChannelEntry, Bytes)> {
         let key = layout::channel_entry(self.model, self.name, sequence);
         let Some(bytes) = self.root.get(&key, limits::CHANNEL_ENTRY_BYTES).await? else {
             return Err(self.missing(sequence));
@@ -156,9 +172,14 @@ impl<'a> Channel<'a> {
         let entry = ChannelEntry::parse(&bytes)
             .map_err(|error| StoreError::new(Class::Integrity, &key, error.to_string()))?;
         if entry.sequence == sequence {
-            return Ok(entry);
+            return Ok((entry, bytes));
         }
         Err(StoreError::new(Class::Integrity, key, format!("it says that it is number {}", entry.sequence)))
+    }
+
+    fn check(&self, entry: &ChannelEntry, bytes: &[u8]) -> Result<()> {
+        let Some(trust) = self.root.trust() else { return Ok(()) };
+        sign::check_entry(trust, self.model, self.name, entry, bytes)
     }
 
     fn missing(&self, sequence: u64) -> StoreError {
@@ -192,7 +213,7 @@ impl<'a> Channel<'a> {
                     return Ok(Appended::Declined { why, latest });
                 }
             };
-            let entry = ChannelEntry {
+            let mut entry = ChannelEntry {
                 schema: ChannelSchema::V1,
                 sequence: latest.as_ref().map_or(1, |latest| latest.sequence + 1),
                 id,
@@ -204,12 +225,16 @@ impl<'a> Channel<'a> {
                 reason: wanted.reason,
                 who: operation.who.clone(),
                 when: operation.when,
+                signatures: Vec::new(),
             };
             let key = layout::channel_entry(self.model, self.name, entry.sequence);
+            let refused = |error: DocumentError| StoreError::new(Class::Refused, &key, error.to_string());
+            if let Some(signers) = self.root.signers() {
+                sign::sign_entry(signers, self.model, self.name, &mut entry).map_err(refused)?;
+            }
             let bytes = entry.to_bytes();
             // What could not be read again must not be written: an entry is never deleted.
-            ChannelEntry::parse(&bytes)
-                .map_err(|error| StoreError::new(Class::Refused, &key, error.to_string()))?;
+            ChannelEntry::parse(&bytes).map_err(refused)?;
             if self.root.put_if_absent(&key, Bytes::from(bytes)).await? == Put::Written {
                 self.leave_hint(entry.sequence).await;
                 return Ok(Appended::Stands(entry));

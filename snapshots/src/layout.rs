@@ -3,6 +3,7 @@
 //! ```text
 //! models/MODEL/snapshots/ID                   snapshot manifest, immutable
 //! models/MODEL/snapshots/ID.report            validation report; later ones that differ: ID.report.000000000002 ...
+//! models/MODEL/snapshots/ID.signatures        signature envelope; later ones: ID.signatures.000000000002 ...
 //! models/MODEL/channels/NAME/000000000001     channel log: dense from 1, put-if-absent, never deleted
 //! models/MODEL/channels/NAME/hint             where to start looking: overwritten, and only advice
 //! models/MODEL/chunks/AB/ABCDEF...            content-addressed bytes, immutable
@@ -63,6 +64,16 @@ pub fn report(model: &ModelName, id: &SnapshotId, number: u64) -> Path {
     let name = match number {
         0 | 1 => format!("{id}.report"),
         later => format!("{id}.report.{later:0SEQUENCE_DIGITS$}"),
+    };
+    child(&snapshots(model), &name)
+}
+
+/// A snapshot's signature envelope number `number`, from 1 on.
+#[must_use]
+pub fn signatures(model: &ModelName, id: &SnapshotId, number: u64) -> Path {
+    let name = match number {
+        0 | 1 => format!("{id}.signatures"),
+        later => format!("{id}.signatures.{later:0SEQUENCE_DIGITS$}"),
     };
     child(&snapshots(model), &name)
 }
@@ -435,6 +446,9 @@ mod tests {
         let hex = "ab".repeat(32);
         assert_eq!(snapshot(&model, &id).as_ref(), format!("models/dlrm/snapshots/{hex}"));
         assert_eq!(report(&model, &id, 1).as_ref(), format!("models/dlrm/snapshots/{hex}.report"));
+        assert_eq!(signatures(&model, &id, 1).as_ref(), format!("models/dlrm/snapshots/{hex}.signatures"));
+        let second = signatures(&model, &id, 2);
+        assert_eq!(second.as_ref(), format!("models/dlrm/snapshots/{hex}.signatures.000000000002"));
         let chunk = chunk(&model, &ChunkId::from_bytes([0xab; 32]));
         assert_eq!(chunk.as_ref(), format!("models/dlrm/chunks/ab/{hex}"));
         let prod = "prod".parse().unwrap();

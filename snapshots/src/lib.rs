@@ -20,6 +20,8 @@
 //! | [`retain`] | what is kept, and the only place that deletes |
 //! | [`fetch`] | plan, download, materialise, swap |
 //! | [`verify`] | the whole store, or one snapshot, read and checked |
+//! | [`sign`] | keys and signatures: of snapshots, and of channel entries |
+//! | `outside` | the door to the environment and the clock |
 //! | [`error`] | what goes wrong, by stable class names |
 //!
 //! Publishing never overwrites and never deletes. Nothing rests on rename or on read-modify-write in the store: only
@@ -38,9 +40,11 @@ pub mod jobs;
 pub mod layout;
 mod local;
 pub mod manifest;
+mod outside;
 pub mod pace;
 pub mod policies;
 pub mod reference;
 pub mod retain;
 pub mod root;
+pub mod sign;
 pub mod verify;

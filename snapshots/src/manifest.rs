@@ -1,11 +1,12 @@
 //! Snapshot manifests and validation reports in the store.
 //!
-//! Order of writing: all chunks, the report, the manifest, and only then a channel entry. A crash before the manifest
-//! leaves chunks and a report that nothing names; a manifest that can be read names only chunks that are there.
+//! Order of writing: all chunks, the report, the signatures (where somebody signs), the manifest, and only then a
+//! channel entry. A crash before the manifest leaves chunks and a report that nothing names; a manifest that can be
+//! read names only chunks that are there.
 
 use bytes::Bytes;
 
-use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::ids::{ReportDigest, SnapshotId};
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::report::Report;
@@ -14,6 +15,7 @@ use weighbridge_schemas::snapshot::SnapshotManifest;
 use crate::error::{Class, Result, StoreError};
 use crate::layout;
 use crate::root::{Put, Root};
+use crate::sign;
 
 /// Stores a manifest under its id.
 ///
@@ -28,16 +30,25 @@ pub async fn put(root: &Root, manifest: &SnapshotManifest) -> Result<(SnapshotId
     let put = root.put_if_absent(&key, Bytes::from(bytes)).await?;
     if put == Put::Present {
         // What stands there has to be this manifest; a damaged one must not end as published.
-        get(root, &manifest.model, &id).await?;
+        read(root, &manifest.model, &id).await?;
     }
     Ok((id, put))
 }
 
-/// Reads a manifest and checks that its bytes have the hash that is its id.
+/// Reads a manifest, checks that its bytes have the hash that is its id, and, where `root` trusts somebody, that they
+/// have signed the snapshot.
 ///
 /// # Errors
 /// [`Class::NotFound`], [`Class::Integrity`]; else as the store fails.
 pub async fn get(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<SnapshotManifest> {
+    let manifest = read(root, model, id).await?;
+    if let Some(trust) = root.trust() {
+        sign::check(root, id, &manifest, trust).await?;
+    }
+    Ok(manifest)
+}
+
+async fn read(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<SnapshotManifest> {
     let key = layout::snapshot(model, id);
     let Some(bytes) = root.get(&key, limits::SNAPSHOT_MANIFEST_BYTES).await? else {
         let why = format!("model {model} has no such snapshot; `weighbridge snapshots {model}` lists them");
@@ -79,9 +90,31 @@ pub async fn put_report(root: &Root, report: &Report) -> Result<()> {
 /// A snapshot's ruling report, and how many there are.
 ///
 /// # Errors
-/// [`Class::Integrity`] where there is none, since a report is written before its manifest, or where it cannot be read;
-/// else as the store fails.
+/// As [`judged`].
 pub async fn report(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<(Report, u64)> {
+    let judged = judged(root, model, id).await?;
+    Ok((judged.report, judged.number))
+}
+
+/// A report that rules.
+#[derive(Debug, Clone)]
+pub struct Judged {
+    /// The report.
+    pub report: Report,
+    /// Its number, from 1 on.
+    pub number: u64,
+    /// The digest of its stored bytes. Figures may lose their last bit when they are read, so it cannot be told from
+    /// the report.
+    pub digest: ReportDigest,
+}
+
+/// A snapshot's ruling report with its digest. Where `root` trusts somebody, they have to have signed that the snapshot
+/// was judged so.
+///
+/// # Errors
+/// [`Class::Integrity`] where there is none, since a report is written before its manifest, or where it cannot be read
+/// or is not signed; else as the store fails.
+pub async fn judged(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<Judged> {
     let (number, bytes) = latest_report(root, model, id).await?;
     let key = layout::report(model, id, number);
     let Some(bytes) = bytes else {
@@ -93,7 +126,11 @@ pub async fn report(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<(
         .ok_or_else(|| {
             StoreError::new(Class::Integrity, key, "it is not this snapshot's validation report")
         })?;
-    Ok((report, number))
+    let digest = ReportDigest::of(&bytes);
+    if let Some(trust) = root.trust() {
+        sign::snapshot::check_report(root, model, id, digest, trust).await?;
+    }
+    Ok(Judged { report, number, digest })
 }
 
 /// The number and bytes of the report that rules; 0 where there is none. There are seldom more than two.

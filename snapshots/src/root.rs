@@ -5,7 +5,6 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -19,7 +18,9 @@ use crate::bucket::{self, Bucket};
 pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
 use crate::local::Local;
+use crate::outside;
 use crate::pace::Pace;
+use crate::sign::{Signers, Trust};
 
 /// Objects that are listed at a time.
 const PAGE: usize = 1000;
@@ -29,6 +30,8 @@ const PAGE: usize = 1000;
 pub struct Root {
     place: Place,
     intercept: Option<Arc<dyn Intercept>>,
+    signers: Option<Arc<Signers>>,
+    trust: Option<Arc<Trust>>,
 }
 
 /// Where a store lies.
@@ -143,7 +146,7 @@ impl Root {
                 .with_fsync(durability == Durability::Synced);
             Place::Folder(Arc::new(Local::new(path, durability)), Arc::new(store))
         };
-        Ok(Self { place, intercept: None })
+        Ok(Self { place, intercept: None, signers: None, trust: None })
     }
 
     /// The same store, behind `intercept`.
@@ -151,6 +154,32 @@ impl Root {
     pub fn behind(mut self, intercept: Arc<dyn Intercept>) -> Self {
         self.intercept = Some(intercept);
         self
+    }
+
+    /// The same store; snapshots and channel entries that are written through it are signed.
+    #[must_use]
+    pub fn signing(mut self, signers: Signers) -> Self {
+        self.signers = Some(Arc::new(signers));
+        self
+    }
+
+    /// The same store; snapshots and channel entries that no trusted key has signed are refused.
+    #[must_use]
+    pub fn trusting(mut self, trust: Trust) -> Self {
+        self.trust = Some(Arc::new(trust));
+        self
+    }
+
+    /// Who signs what is written.
+    #[must_use]
+    pub fn signers(&self) -> Option<&Signers> {
+        self.signers.as_deref()
+    }
+
+    /// Whose signature is demanded of what is read.
+    #[must_use]
+    pub fn trust(&self) -> Option<&Trust> {
+        self.trust.as_deref()
     }
 
     /// Does `work` on this thread, unless something stands in the way.
@@ -213,13 +242,11 @@ impl Root {
     /// The time by the store's clock, as far as it is known: a bucket tells it with each answer.
     #[must_use]
     pub fn now(&self) -> Timestamp {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let ours = i128::try_from(since).unwrap_or(0);
         let ahead = match &self.place {
             Place::Folder(..) => 0,
             Place::Bucket(bucket) => bucket.ahead(),
         };
-        Timestamp::from_nanoseconds(ours + i128::from(ahead) * 1_000_000_000)
+        Timestamp::from_nanoseconds(outside::nanoseconds() + i128::from(ahead) * 1_000_000_000)
     }
 
     /// Writes `bytes` under `key` if nothing is there yet. Durable when it returns; and everything that was put before

@@ -232,7 +232,6 @@ fn completions_are_written_for_every_shell() {
     }
 }
 
-/// Every flag and word of `--help`, so that none changes unseen. `UPDATE_HELP=1` writes the file anew.
 #[test]
 fn without_syncing_the_same_is_published_and_fetched() {
     let synced = Store::new().publish(&torchrec(), &[]).succeeded();
@@ -254,56 +253,64 @@ fn without_syncing_the_same_is_published_and_fetched() {
     assert_eq!(unset.succeeded()["outcome"], "unchanged");
 }
 
+/// The commands, in the order of the reference.
+const COMMANDS: &[&[&str]] = &[
+    &[],
+    &["publish"],
+    &["drop"],
+    &["spool"],
+    &["spool", "drain"],
+    &["spool", "retry"],
+    &["worker"],
+    &["serve"],
+    &["jobs"],
+    &["jobs", "show"],
+    &["jobs", "wait"],
+    &["jobs", "cancel"],
+    &["jobs", "resume"],
+    &["republish"],
+    &["dead"],
+    &["dead", "show"],
+    &["dead", "requeue"],
+    &["dead", "discard"],
+    &["queue"],
+    &["queue", "status"],
+    &["policy"],
+    &["policy", "put"],
+    &["policy", "get"],
+    &["policy", "list"],
+    &["fetch"],
+    &["inspect"],
+    &["report"],
+    &["snapshots"],
+    &["channels"],
+    &["channels", "log"],
+    &["promote"],
+    &["rollback"],
+    &["hold"],
+    &["release"],
+    &["verify"],
+    &["sign"],
+    &["keys"],
+    &["keys", "generate"],
+    &["keys", "show"],
+    &["config"],
+    &["config", "check"],
+    &["config", "default-policy"],
+    &["completions"],
+    &["version"],
+];
+
+/// Every flag and word of `--help`, so that none changes unseen. `UPDATE_HELP=1` writes the file anew.
 #[test]
 fn the_command_line_is_what_the_reference_says() {
     let mut text =
         String::from("# The command line\n\nWhat `--help` prints, command by command; checked by a test.\n");
-    let commands: &[&[&str]] = &[
-        &[],
-        &["publish"],
-        &["drop"],
-        &["spool"],
-        &["spool", "drain"],
-        &["spool", "retry"],
-        &["worker"],
-        &["serve"],
-        &["jobs"],
-        &["jobs", "show"],
-        &["jobs", "wait"],
-        &["jobs", "cancel"],
-        &["jobs", "resume"],
-        &["republish"],
-        &["dead"],
-        &["dead", "show"],
-        &["dead", "requeue"],
-        &["dead", "discard"],
-        &["queue"],
-        &["queue", "status"],
-        &["policy"],
-        &["policy", "put"],
-        &["policy", "get"],
-        &["policy", "list"],
-        &["fetch"],
-        &["inspect"],
-        &["report"],
-        &["snapshots"],
-        &["channels"],
-        &["channels", "log"],
-        &["promote"],
-        &["rollback"],
-        &["hold"],
-        &["release"],
-        &["verify"],
-        &["config"],
-        &["config", "check"],
-        &["config", "default-policy"],
-        &["completions"],
-        &["version"],
-    ];
-    for command in commands {
+    for command in COMMANDS {
         let mut help = Command::new(binary::path());
         help.args(*command).arg("--help").env("COLUMNS", "100");
         help.env_remove("WEIGHBRIDGE_QUEUE");
+        help.env_remove("WEIGHBRIDGE_SIGNING_KEYS").env_remove("WEIGHBRIDGE_REQUIRE_SIGNED_BY");
         help.env_remove("WEIGHBRIDGE_STORE").env_remove("WEIGHBRIDGE_CONFIG").env_remove("WEIGHBRIDGE_LOG");
         let run = ended(help.output().unwrap());
         assert_eq!(run.code, 0);

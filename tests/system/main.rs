@@ -31,6 +31,7 @@ mod outside;
 mod queued;
 mod races;
 mod remote;
+mod signing;
 mod synthetic;
 mod torch_save;
 mod transforms;

@@ -13,6 +13,7 @@ use weighbridge_snapshots::root::Absent;
 
 use super::bar::Bar;
 use super::output::bytes;
+use super::signing::TrustOptions;
 use super::{BudgetOptions, Context, SyncOption, default_channel};
 use crate::error::Result;
 
@@ -24,7 +25,8 @@ const PROCESS_MEMORY: u64 = 96 << 20;
 /// Fetch a snapshot into a folder, verify it, and swap to it.
 ///
 /// DIR/versions/SNAPSHOT holds the files once they are complete; DIR/current is a link that is flipped to it
-/// atomically. A fetch that was interrupted goes on where it stopped when it is run again.
+/// atomically. A fetch that was interrupted goes on where it stopped when it is run again. With --require-signed-by,
+/// nothing is fetched unless the channel's entry and the snapshot are signed.
 #[derive(Debug, Args)]
 pub(super) struct Fetch {
     /// MODEL, MODEL@CHANNEL or MODEL@SNAPSHOT; without @, channel prod.
@@ -37,13 +39,15 @@ pub(super) struct Fetch {
     budget: BudgetOptions,
     #[command(flatten)]
     sync: SyncOption,
+    #[command(flatten)]
+    trust: TrustOptions,
 }
 
 impl Fetch {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let started = Instant::now();
         let budget = context.budget(&self.budget)?;
-        let root = context.root(Absent::Refuse)?;
+        let root = self.trust.on(context, context.root(Absent::Refuse)?)?;
         let (model, id) = Reference::locate(&self.reference, &root, &default_channel()).await?;
         let folder = Folder::open(&self.into, context.durability(&self.sync)?)?;
         // Threads bound what is read from a disk, not what comes over a network.

@@ -14,6 +14,7 @@ mod fetch;
 mod gc;
 mod inspect;
 mod jobs;
+mod keys;
 mod manifest;
 mod moves;
 mod output;
@@ -23,6 +24,7 @@ mod queue;
 mod report;
 mod republish;
 mod shown;
+mod signing;
 mod snapshots;
 mod verify;
 mod version;
@@ -126,6 +128,9 @@ enum Command {
     Unpin(gc::Unpin),
     Gc(gc::Gc),
     Verify(verify::Verify),
+    Sign(keys::Sign),
+    #[command(subcommand)]
+    Keys(keys::Keys),
     /// Check configuration and policy files.
     #[command(subcommand)]
     Config(config::Command),
@@ -445,6 +450,8 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Unpin(unpin) => unpin.run(context).await?,
         Command::Gc(gc) => gc.run(context).await?,
         Command::Verify(verify) => return verify.run(context).await,
+        Command::Sign(sign) => sign.run(context).await?,
+        Command::Keys(keys) => keys.run(context)?,
         Command::Config(command) => command.run(context)?,
         Command::Completions(completions) => completions.run(context),
         Command::Version => version::run(context),

@@ -19,6 +19,7 @@ use weighbridge_snapshots::retain::claims;
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::output::short;
+use super::signing::{SigningOptions, TrustOptions};
 use super::{Context, channels, default_channel};
 use crate::clock;
 use crate::error::{Exit, Failure, Result};
@@ -66,7 +67,35 @@ impl Target {
     }
 }
 
+/// Who signs the entry that is written, and whose signature is demanded of what it is made of.
+#[derive(Debug, Args)]
+pub(super) struct Signatures {
+    #[command(flatten)]
+    signing: SigningOptions,
+    #[command(flatten)]
+    trust: TrustOptions,
+}
+
+/// The store, twice; what is written through either is signed.
+struct Roots {
+    /// It refuses what is not signed as demanded.
+    demanding: Root,
+    /// It demands nothing.
+    appending: Root,
+}
+
+impl Signatures {
+    fn roots(&self, context: &Context) -> Result<Roots> {
+        let appending = self.signing.on(context, context.root(Absent::Refuse)?)?;
+        Ok(Roots { demanding: self.trust.on(context, appending.clone())?, appending })
+    }
+}
+
 /// Move a channel to a snapshot; a hold ends.
+///
+/// With --require-signed-by, what it is moved to has to be signed: the snapshot, its ruling report, and the entry of
+/// the channel that is named for it. What the channel to move points at so far need not be: so a channel that is older
+/// than its signatures gets a signed entry.
 #[derive(Debug, Args)]
 pub(super) struct Promote {
     /// What to move it to: MODEL@SNAPSHOT, or MODEL@CHANNEL for what another channel points at (`promote dlrm@canary
@@ -79,6 +108,8 @@ pub(super) struct Promote {
     /// Promote it even if a gate rejected it.
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    signatures: Signatures,
 }
 
 impl Promote {
@@ -91,10 +122,10 @@ impl Promote {
                 "promote what? Name the snapshot: {model}@SNAPSHOT or {model}@CHANNEL"
             )));
         }
-        let root = context.root(Absent::Refuse)?;
-        let (model, id) = Reference::locate(&self.reference, &root, &self.channel).await?;
-        let wanted = wanted(&root, &model, id, Reason::Promote, self.force).await?;
-        append(context, &root, &model, &self.channel, wanted).await
+        let Roots { demanding, appending } = self.signatures.roots(context)?;
+        let (model, id) = Reference::locate(&self.reference, &demanding, &self.channel).await?;
+        let wanted = wanted(&demanding, &model, id, Reason::Promote, self.force).await?;
+        append(context, &appending, &model, &self.channel, wanted).await
     }
 }
 
@@ -106,11 +137,13 @@ pub(super) struct Rollback {
     /// The snapshot to go back to [default: the one before].
     #[arg(long, value_name = "SNAPSHOT")]
     to: Option<String>,
+    #[command(flatten)]
+    signatures: Signatures,
 }
 
 impl Rollback {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
-        let root = context.root(Absent::Refuse)?;
+        let root = self.signatures.roots(context)?.demanding;
         let (model, name) = self.target.parse()?;
         let latest = self.target.latest(&root, &model, &name).await?;
         let id = match &self.to {
@@ -130,11 +163,13 @@ impl Rollback {
 pub(super) struct Hold {
     #[command(flatten)]
     target: Target,
+    #[command(flatten)]
+    signatures: Signatures,
 }
 
 impl Hold {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
-        stay(context, &self.target, Reason::Hold).await
+        stay(context, &self.target, &self.signatures, Reason::Hold).await
     }
 }
 
@@ -143,17 +178,20 @@ impl Hold {
 pub(super) struct Release {
     #[command(flatten)]
     target: Target,
+    #[command(flatten)]
+    signatures: Signatures,
 }
 
 impl Release {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
-        stay(context, &self.target, Reason::Release).await
+        stay(context, &self.target, &self.signatures, Reason::Release).await
     }
 }
 
 /// An entry that changes whether the channel is held, and nothing else; none where it is so already.
-async fn stay(context: &Context, target: &Target, reason: Reason) -> Result<()> {
-    let root = context.root(Absent::Refuse)?;
+async fn stay(context: &Context, target: &Target, signatures: &Signatures, reason: Reason) -> Result<()> {
+    // What rules is written again with this process's signature: it has to be signed as demanded itself.
+    let root = signatures.roots(context)?.demanding;
     let (model, name) = target.parse()?;
     let first = target.latest(&root, &model, &name).await?;
     let decide = |latest: Option<&ChannelEntry>| {
@@ -184,7 +222,7 @@ async fn stay(context: &Context, target: &Target, reason: Reason) -> Result<()> 
 
 /// Where the channel pointed before it was first moved to where it points now: so that a second rollback goes a step
 /// further back, and not forward again to what the first one left. Snapshots that a gate has rejected, or gc has
-/// deleted, are passed over.
+/// deleted, are passed over, and so are those that are not signed as demanded.
 async fn before(
     root: &Root,
     model: &ModelName,
@@ -199,12 +237,35 @@ async fn before(
             // Collected: it is no good any more, nor is what was there before it.
             continue;
         }
-        if manifest::report(root, model, &entry.snapshot).await?.0.outcome != Outcome::Rejected {
+        if is_good(root, model, &entry.snapshot).await? {
             return Ok(entry.snapshot);
         }
     }
-    let why = "the channel's log knows no good snapshot before the present one; name one with --to";
+    let signed = if root.trust().is_some() { ", signed as demanded," } else { "" };
+    let why = format!(
+        "the channel's log knows no good snapshot{signed} before the present one; name one with --to"
+    );
     Err(StoreError::new(Class::NotFound, format!("{model}@{name}"), why).into())
+}
+
+/// Whether a channel may go back to a snapshot by itself: no gate has rejected it, and it is signed as demanded.
+async fn is_good(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<bool> {
+    let signed = match root.trust() {
+        Some(_) => manifest::get(root, model, id).await.map(drop),
+        None => Ok(()),
+    };
+    let report = match signed {
+        Ok(()) => manifest::report(root, model, id).await,
+        Err(error) => Err(error),
+    };
+    match report {
+        Ok((report, _)) => Ok(report.outcome != Outcome::Rejected),
+        Err(error) if root.trust().is_some() && error.class() == Class::Integrity => {
+            tracing::warn!(%error, "a snapshot is passed over");
+            Ok(false)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// What a move to snapshot `id` puts on the channel. The snapshot has to be there, and not quarantined.

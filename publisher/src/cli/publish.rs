@@ -21,6 +21,7 @@ use weighbridge_snapshots::root::Absent;
 
 use super::bar::Bar;
 use super::output::{bytes, error_object, plain, short};
+use super::signing::SigningOptions;
 use super::{BudgetOptions, Context, SyncOption, manifest};
 use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
@@ -80,6 +81,8 @@ pub(super) struct Publish {
     budget: BudgetOptions,
     #[command(flatten)]
     sync: SyncOption,
+    #[command(flatten)]
+    signing: SigningOptions,
 }
 
 fn step(text: &str) -> std::result::Result<u64, String> {
@@ -124,6 +127,7 @@ impl Publish {
         let opened = opened.map_err(|error| Failure::internal("opening the checkpoint", error))?;
         opened.map_err(|error| failed(error.into()))?;
         let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
+        let root = self.signing.on(context, root)?;
         let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
         let published = job::publish(&root, &request, budget, &bar).await;
         drop(bar);

@@ -10,38 +10,56 @@ use weighbridge_schemas::names::ModelName;
 use weighbridge_snapshots::fetch::Progress as _;
 use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::{Absent, Root};
+use weighbridge_snapshots::sign::audit::{self, Audit};
 use weighbridge_snapshots::verify::{self, Verified};
 
 use super::bar::Bar;
 use super::output::{bytes, count, error_object};
+use super::signing::TrustOptions;
 use super::snapshots::models;
 use super::{Context, default_channel};
 use crate::error::{Exit, Failure, Result};
 
 /// Read and check a snapshot, a model, or the whole store: manifests, reports, channel entries, and every chunk.
+///
+/// With --require-signed-by also that every snapshot, its ruling report, and the entry that rules each channel are
+/// signed.
 #[derive(Debug, Args)]
 pub(super) struct Verify {
     /// MODEL for all of a model, MODEL@CHANNEL or MODEL@SNAPSHOT for one snapshot; without any, the whole store.
     #[arg(value_name = "MODEL[@CHANNEL|@SNAPSHOT]")]
     reference: Option<String>,
+    #[command(flatten)]
+    trust: TrustOptions,
 }
 
 impl Verify {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         let root = context.root(Absent::Refuse)?;
+        let demanding = self.trust.on(context, root.clone())?;
         let bar = Bar::new("verifying", context.output.is_json());
         let progress = |bytes| bar.advance(bytes);
+        let mut signed = Audit::default();
         let verified = match self.reference.as_deref() {
             Some(text)
                 if text.contains('@') || text.parse::<weighbridge_schemas::ids::SnapshotId>().is_ok() =>
             {
-                let (model, id) = Reference::locate(text, &root, &default_channel()).await?;
-                verify::snapshot(&root, &model, &id, &progress).await?
+                let (model, id) = Reference::locate(text, &demanding, &default_channel()).await?;
+                let verified = verify::snapshot(&root, &model, &id, &progress).await?;
+                audit::snapshot(&demanding, &model, &id, &mut signed).await?;
+                verified
             }
-            model => all(&root, &models(&root, model).await?, &progress).await?,
+            named => {
+                let models = models(&root, named).await?;
+                let verified = all(&root, &models, &progress).await?;
+                for model in &models {
+                    audit::model(&demanding, model, &mut signed).await?;
+                }
+                verified
+            }
         };
         drop(bar);
-        Ok(tell(context, &verified))
+        Ok(tell(context, verified, demanding.trust().map(|_| signed)))
     }
 }
 
@@ -58,9 +76,21 @@ async fn all(root: &Root, models: &[ModelName], progress: verify::Progress<'_>) 
     Ok(sum)
 }
 
-fn tell(context: &Context, verified: &Verified) -> ExitCode {
-    let problems: Vec<_> = verified
-        .problems
+/// Tells what was checked; `signed` is there where signatures are demanded.
+fn tell(context: &Context, verified: Verified, signed: Option<Audit>) -> ExitCode {
+    let mut problems = verified.problems;
+    let way_out = match problems.is_empty() {
+        true => "",
+        false => "; restore it, or move it away and publish the checkpoint again",
+    };
+    let signatures = signed.map(|signed| {
+        // What is damaged has been told already.
+        let new =
+            signed.problems.into_iter().filter(|problem| !problems.contains(problem)).collect::<Vec<_>>();
+        problems.extend(new);
+        (signed.snapshots, signed.channels)
+    });
+    let listed: Vec<_> = problems
         .iter()
         .map(|problem| json!({ "object": problem.object(), "message": problem.to_string() }))
         .collect();
@@ -69,33 +99,38 @@ fn tell(context: &Context, verified: &Verified) -> ExitCode {
         "entries": verified.entries,
         "chunks": verified.chunks,
         "bytes": verified.bytes,
-        "problems": problems,
+        "problems": listed,
     });
-    let summary = format!(
+    let mut summary = format!(
         "checked {}, {}, {} ({})",
         count(verified.snapshots, "snapshot"),
         count(verified.entries, "channel entry"),
         count(verified.chunks, "chunk"),
         bytes(verified.bytes)
     );
-    let Some(first) = verified.problems.first() else {
+    if let Some((snapshots, channels)) = signatures {
+        document["signed"] = json!({ "snapshots": snapshots, "channels": channels });
+        let (snapshots, channels) = (count(snapshots, "snapshot"), count(channels, "channel"));
+        summary.push_str(&format!("; {snapshots} and {channels} signed as demanded"));
+    }
+    let Some(first) = problems.first() else {
         context.output.done(&document, || format!("{summary}: all right\n"));
         return ExitCode::SUCCESS;
     };
-    let more = match verified.problems.len() - 1 {
+    let more = match problems.len() - 1 {
         0 => String::new(),
         more => format!("; and {} more", count(more as u64, "problem")),
     };
     let failure = Failure {
         kind: Kind::Permanent,
         class: "integrity",
-        message: format!("{first}{more}; restore it, or move it away and publish the checkpoint again"),
+        message: format!("{first}{more}{way_out}"),
         exit: Exit::Integrity,
     };
     document["error"] = error_object(&failure);
     context.output.done(&document, || {
-        let lines: String = verified.problems.iter().map(|problem| format!("  {problem}\n")).collect();
-        format!("{summary}: {}\n{lines}", count(verified.problems.len() as u64, "problem"))
+        let lines: String = problems.iter().map(|problem| format!("  {problem}\n")).collect();
+        format!("{summary}: {}\n{lines}", count(problems.len() as u64, "problem"))
     });
     context.output.failure_line(&failure);
     ExitCode::from(failure.exit as u8)

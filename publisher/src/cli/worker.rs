@@ -12,6 +12,7 @@ use weighbridge_snapshots::root::Absent;
 
 use super::drop::SpoolOption;
 use super::shown::Shown;
+use super::signing::SigningOptions;
 use super::{BudgetOptions, Context, SyncOption, given};
 use crate::config::{DEFAULT_LISTEN, DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
 use crate::error::{Exit, Failure, Result};
@@ -95,6 +96,8 @@ struct WorkOptions {
     budget: BudgetOptions,
     #[command(flatten)]
     sync: SyncOption,
+    #[command(flatten)]
+    signing: SigningOptions,
 }
 
 impl Worker {
@@ -214,6 +217,7 @@ impl WorkOptions {
             pauses: Pauses { first: Duration::from_secs(1), longest: Duration::from_secs(30) },
         };
         let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
+        let root = self.signing.on(context, root)?;
         Ok(Steps::new(root, context.queue_patiently(PATIENCE).await?, options, Arc::new(Metrics::default())))
     }
 }

@@ -1,4 +1,5 @@
-//! The report, then the manifest. With the manifest there is a snapshot, and everything that it names is there.
+//! The report, the signatures where somebody signs, then the manifest. With the manifest there is a snapshot, and
+//! everything that it names is there.
 //!
 //! Before that the snapshot is claimed from `gc`, and only then is every chunk looked for: a chunk that was there when
 //! it was to be written, and that nothing named, may have been collected since. It is made again.
@@ -8,14 +9,14 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 
-use weighbridge_schemas::ids::ChunkId;
+use weighbridge_schemas::ids::{ChunkId, ReportDigest};
 use weighbridge_schemas::report::Report;
 use weighbridge_schemas::snapshot::{Chunk, SnapshotManifest};
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::fetch::Progress;
 use weighbridge_snapshots::retain::claims::{self, Claim};
 use weighbridge_snapshots::root::Root;
-use weighbridge_snapshots::{chunk, layout, manifest};
+use weighbridge_snapshots::{chunk, layout, manifest, sign};
 
 use super::Budget;
 use super::assemble::Piece;
@@ -80,6 +81,10 @@ impl Sealing<'_> {
             self.make_again(root, &missing).await?;
         }
         manifest::put_report(root, self.report).await?;
+        if let Some(signers) = root.signers() {
+            let digest = ReportDigest::of(&self.report.to_bytes());
+            sign::put(root, self.manifest, self.report, digest, signers).await?;
+        }
         manifest::put(root, self.manifest).await?;
         Ok(claim)
     }

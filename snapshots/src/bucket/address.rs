@@ -28,6 +28,7 @@ use weighbridge_schemas::error::shorten;
 
 use super::answers::{Answers, Watching};
 use crate::error::{Class, Result, StoreError};
+use crate::outside;
 
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -243,10 +244,6 @@ fn access_hint(scheme: &str) -> &'static str {
 
 type Built = (Arc<dyn ObjectStore>, Option<String>, Option<String>);
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a store's variables are read where its builder reads the others"
-)]
 fn build(
     scheme: &str,
     url: &Url,
@@ -261,8 +258,8 @@ fn build(
         ClientOptions::new().with_timeout_disabled().with_connect_timeout(CONNECT).with_allow_http(allow_http)
     };
     let allow = |name: &str| {
-        std::env::var(name)
-            .is_ok_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes"))
+        outside::variable(name)
+            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes"))
     };
     Ok(match scheme {
         "s3" => {

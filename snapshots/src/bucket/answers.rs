@@ -8,7 +8,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -19,6 +19,8 @@ use object_store::client::{
 };
 
 use weighbridge_schemas::time::Timestamp;
+
+use crate::outside;
 
 /// Longest text of a failure that is looked at, in bytes.
 const TEXT_BYTES: usize = 64 << 10;
@@ -49,9 +51,8 @@ impl Answers {
     fn note(&self, response: &HttpResponse) {
         let date = response.headers().get("date").and_then(|date| date.to_str().ok());
         let Some(theirs) = date.and_then(Timestamp::of_http_date) else { return };
-        let Ok(ours) = SystemTime::now().duration_since(UNIX_EPOCH) else { return };
         let theirs = i64::try_from(theirs.nanoseconds() / 1_000_000_000).unwrap_or(0);
-        let ours = i64::try_from(ours.as_secs()).unwrap_or(0);
+        let ours = i64::try_from(outside::nanoseconds() / 1_000_000_000).unwrap_or(0);
         self.ahead.store(theirs.saturating_sub(ours), Ordering::Relaxed);
     }
 }

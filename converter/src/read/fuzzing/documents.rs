@@ -13,9 +13,11 @@ use weighbridge_schemas::error::DocumentError;
 use weighbridge_schemas::job::{
     Decision, Document, Event, JobPlan, JobRecord, Outcome, PartResult, Republish, Step,
 };
+use weighbridge_schemas::limits;
 use weighbridge_schemas::names::TensorName;
 use weighbridge_schemas::policy::{Policy, Treatment};
 use weighbridge_schemas::report::Report;
+use weighbridge_schemas::signature::{Envelope, Statement};
 use weighbridge_schemas::snapshot::SnapshotManifest;
 
 /// Names that every accepted policy is asked about.
@@ -85,6 +87,23 @@ pub fn snapshot_manifest(input: &[u8]) {
 pub fn channel_entry(input: &[u8]) {
     let Ok(entry) = ChannelEntry::parse(input) else { return };
     assert_same(&entry, ChannelEntry::parse(&entry.to_bytes()));
+}
+
+/// A signature envelope, with the statement in it.
+///
+/// # Panics
+/// Where it is over its limits, or either cannot be written and read again.
+pub fn envelope(input: &[u8]) {
+    let Ok(envelope) = Envelope::parse(input) else { return };
+    assert!(envelope.signatures.len() <= limits::SIGNATURES);
+    let written = envelope.to_bytes();
+    // What was written without padding is written with it, and may then be over the limit.
+    if written.len() <= limits::ENVELOPE_BYTES {
+        assert_same(&envelope, Envelope::parse(&written));
+    }
+    let Ok(statement) = Statement::parse(&envelope.payload.0) else { return };
+    assert_eq!(statement.subject.len(), 1);
+    assert_same(&statement, Statement::parse(&statement.to_bytes()));
 }
 
 /// A validation report. Its figures may lose their last bit when they are read, so only the second writing is exact.

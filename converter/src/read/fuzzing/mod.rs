@@ -43,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     ("checkpoint_manifest", documents::checkpoint_manifest),
     ("snapshot_manifest", documents::snapshot_manifest),
     ("channel_entry", documents::channel_entry),
+    ("envelope", documents::envelope),
     ("report", documents::report),
     ("queued", documents::queued),
     ("encoders", crate::encode::fuzzing::encoders),

@@ -101,5 +101,5 @@ macro_rules! replays {
 
 replays! {
     header index pickle_metadata pickle_tensors zip torch_save dcp_metadata
-    policy checkpoint_manifest snapshot_manifest channel_entry report queued encoders
+    policy checkpoint_manifest snapshot_manifest channel_entry envelope report queued encoders
 }
