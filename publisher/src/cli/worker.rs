@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use weighbridge_queue::Taker;
-use weighbridge_snapshots::root::Absent;
+use weighbridge_snapshots::root::{Absent, Root};
 
 use super::drop::SpoolOption;
 use super::shown::Shown;
@@ -18,6 +18,7 @@ use crate::config::{DEFAULT_LISTEN, DEFAULT_PART, Device, LEAST_MEMORY, check_pa
 use crate::error::{Exit, Failure, Result};
 use crate::job::Budget;
 use crate::metrics::Metrics;
+use crate::soak;
 use crate::sources::Allowed;
 use crate::steps::{self, Pauses, Steps};
 use crate::systemd;
@@ -44,16 +45,19 @@ pub(super) struct Worker {
     until_empty: bool,
 }
 
-/// Run all that one machine needs, in one process, until told to stop: workers, and whoever sends what waits in the
-/// spool.
+/// Run all that one machine needs, in one process, until told to stop: workers, whoever sends what waits in the
+/// spool, and the upkeep of channels.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weighbridge serve --store /srv/store --queue embedded:/srv/queue")]
 pub(super) struct Serve {
     #[command(flatten)]
     work: WorkOptions,
     /// What runs.
-    #[arg(long, value_delimiter = ',', default_values = ["worker", "spool"], value_name = "ROLES")]
+    #[arg(long, value_delimiter = ',', default_values = ["worker", "spool", "upkeep"], value_name = "ROLES")]
     roles: Vec<Role>,
+    /// How often channels are looked at for what has stood long enough to be promoted, in seconds.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    upkeep_seconds: u64,
     #[command(flatten)]
     spool: SpoolOption,
 }
@@ -64,6 +68,8 @@ enum Role {
     Worker,
     /// Sends what waits in the spool.
     Spool,
+    /// Promotes what has stood on a channel for as long as its model's policy says.
+    Upkeep,
 }
 
 #[derive(Debug, Args)]
@@ -126,7 +132,24 @@ impl Serve {
             }
             self.work.run(context, false, Some(listen), stop.clone()).await
         };
-        tokio::try_join!(spool, work).map(drop)
+        tokio::try_join!(spool, work, self.upkeep(context, stop.clone())).map(drop)
+    }
+
+    /// Looks at channels again and again. What fails is told, and tried the next time.
+    async fn upkeep(&self, context: &Context, mut stop: Stop) -> Result<()> {
+        if !self.roles.contains(&Role::Upkeep) {
+            return Ok(());
+        }
+        let root = self.work.root(context)?;
+        loop {
+            if let Err(error) = soak::tick(&root).await {
+                tracing::warn!(%error, "channels cannot be looked at");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(self.upkeep_seconds)) => {}
+                () = stop.wait() => return Ok(()),
+            }
+        }
     }
 }
 
@@ -180,6 +203,11 @@ impl WorkOptions {
         Ok(())
     }
 
+    fn root(&self, context: &Context) -> Result<Root> {
+        let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
+        self.signing.on(context, root)
+    }
+
     async fn steps(&self, context: &Context) -> Result<Steps> {
         let configured = &context.config.worker;
         let number = |name: &str, option: Option<usize>, configured: Option<usize>, default| {
@@ -216,8 +244,7 @@ impl WorkOptions {
             },
             pauses: Pauses { first: Duration::from_secs(1), longest: Duration::from_secs(30) },
         };
-        let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
-        let root = self.signing.on(context, root)?;
+        let root = self.root(context)?;
         Ok(Steps::new(root, context.queue_patiently(PATIENCE).await?, options, Arc::new(Metrics::default())))
     }
 }
