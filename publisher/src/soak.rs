@@ -163,7 +163,8 @@ mod tests {
 
     fn policy(minutes: u32) -> String {
         format!(
-            "schema = 'weighbridge.policy/v1'\n[channel]\nname = 'canary'\n[promotion]\nto = 'prod'\nafter_minutes = {minutes}"
+            "schema = 'weighbridge.policy/v1'\n[channel]\nname = 'canary'\n[promotion]\nto = 'prod'\n\
+             after_minutes = {minutes}"
         )
     }
 

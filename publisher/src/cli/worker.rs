@@ -56,7 +56,8 @@ pub(super) struct Serve {
     #[arg(long, value_delimiter = ',', default_values = ["worker", "spool", "upkeep"], value_name = "ROLES")]
     roles: Vec<Role>,
     /// How often channels are looked at for what has stood long enough to be promoted, in seconds.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     upkeep_seconds: u64,
     #[command(flatten)]
     spool: SpoolOption,

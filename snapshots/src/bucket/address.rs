@@ -101,7 +101,8 @@ impl Client {
         match (self.scheme, &self.region) {
             ("s3", Some(region)) => {
                 format!(
-                    "the region is {region} by the configuration; set AWS_REGION (or region under [bucket]) to the bucket's"
+                    "the region is {region} by the configuration; set AWS_REGION (or region under [bucket]) to the \
+                     bucket's"
                 )
             }
             ("s3", None) => "set AWS_REGION (or region under [bucket]) to the bucket's".to_owned(),

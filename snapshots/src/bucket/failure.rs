@@ -46,8 +46,8 @@ const UNTRUSTED: [(&str, &str); 3] = [
     ("too many redirects", "check the endpoint"),
     (
         "URL scheme is not allowed",
-        "an endpoint of http:// has to be allowed: allow_http under [bucket] in weighbridge.toml, or AWS_ALLOW_HTTP=true \
-         (GOOGLE_ALLOW_HTTP, AZURE_ALLOW_HTTP)",
+        "an endpoint of http:// has to be allowed: allow_http under [bucket] in weighbridge.toml, or \
+         AWS_ALLOW_HTTP=true (GOOGLE_ALLOW_HTTP, AZURE_ALLOW_HTTP)",
     ),
 ];
 
