@@ -28,9 +28,10 @@ const MOST_NAMED: usize = 100_000;
 /// Delete snapshots that the model's policy does not keep, and chunks that no snapshot needs.
 ///
 /// Kept in any case: what a channel points at, or pointed at in its newest entries, pinned snapshots, chunks of jobs
-/// that have not ended, and what is younger than the grace period. It may run while everything else does. An interrupted run
-/// is carried out first by the next one. What the policy keeps stands in its section [retention]: keep_last, keep_days,
-/// keep_each, keep_history, keep_jobs_days, grace_hours; without the first three all snapshots are kept.
+/// that have not ended, and what is younger than the grace period. It may run while everything else does. An
+/// interrupted run is carried out first by the next one. What the policy keeps stands in its section [retention]:
+/// keep_last, keep_days, keep_each, keep_history, keep_jobs_days, grace_hours; without the first three all snapshots
+/// are kept.
 #[derive(Debug, Args)]
 pub(super) struct Gc {
     /// The model; without one, all.
