@@ -8,9 +8,10 @@
 //!
 //! For S3 these are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
 //! `AWS_ENDPOINT_URL` or `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, `AWS_SKIP_SIGNATURE`; without keys there, a web identity's
-//! token (`AWS_WEB_IDENTITY_TOKEN_FILE`, `AWS_ROLE_ARN`), a container's or a machine's own role. `object_store`
-//! documents all variables at its builders. Credentials come from the environment alone, never from a URL, which ends
-//! up in logs. Certificates are judged by the system's own store of roots.
+//! token (`AWS_WEB_IDENTITY_TOKEN_FILE`, `AWS_ROLE_ARN`), a container's role, the keys of a profile in the files of
+//! Amazon's own tools (`AWS_PROFILE`, see `profile`), or a machine's role. `object_store` documents all variables at
+//! its builders. Credentials come from there alone, never from a URL, which ends up in logs. Certificates are judged
+//! by the system's own store of roots.
 
 use std::fmt;
 use std::sync::{Arc, Once};
@@ -27,6 +28,7 @@ use url::Url;
 use weighbridge_schemas::error::shorten;
 
 use super::answers::{Answers, Watching};
+use super::profile;
 use crate::error::{Class, Result, StoreError};
 
 /// How long a connection may take to come about.
@@ -143,6 +145,29 @@ pub fn check(url: &str) -> Result<()> {
     read(url).map(drop)
 }
 
+/// Checks that `endpoint` can be one: `https://HOST` or `http://HOST`, and nothing that is secret.
+///
+/// # Errors
+/// [`Class::BadLocation`].
+pub fn check_endpoint(endpoint: &str) -> Result<()> {
+    let bad = |why: String| StoreError::new(Class::BadLocation, "endpoint", why);
+    let url = Url::parse(endpoint)
+        .map_err(|error| bad(format!("it is no URL ({error}); write it like https://s3.example.org")))?;
+    if !url.username().is_empty()
+        || url.password().is_some()
+        || url.query().is_some()
+        || url.fragment().is_some()
+    {
+        return Err(bad(
+            "it holds credentials, a query or a fragment; write it like https://s3.example.org".into()
+        ));
+    }
+    match url.scheme() {
+        "http" | "https" => Ok(()),
+        other => Err(bad(format!("{other}:// is not supported; write it like https://s3.example.org"))),
+    }
+}
+
 /// What a URL says.
 struct Place {
     url: Url,
@@ -227,8 +252,8 @@ fn access_hint(scheme: &str) -> &'static str {
     match scheme {
         "s3" => {
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN with temporary ones) to \
-             credentials that may do this here, or AWS_SKIP_SIGNATURE=true for a public bucket; and AWS_REGION to \
-             the bucket's region"
+             credentials that may do this here, or AWS_PROFILE to a profile that has such, or \
+             AWS_SKIP_SIGNATURE=true for a public bucket; and AWS_REGION to the bucket's region"
         }
         "gs" => {
             "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS to the file of a key that may do this here, \
@@ -252,7 +277,7 @@ fn build(
     url: &Url,
     options: &Options,
     watching: Option<Watching>,
-) -> object_store::Result<Built> {
+) -> std::result::Result<Built, Box<dyn std::error::Error>> {
     install_cryptography();
     // Who asks tries again, and bounds how long a store may be silent: a whole request may take longer.
     let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
@@ -273,6 +298,8 @@ fn build(
             if let Some(region) = &options.region {
                 builder = builder.with_region(region);
             }
+            let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+            builder = profile::add(builder, variable)?;
             if let Some(path_style) = options.path_style {
                 builder = builder.with_virtual_hosted_style_request(!path_style);
             }
@@ -288,10 +315,14 @@ fn build(
         }
         "gs" => {
             let mut builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str()).with_retry(retry);
+            if let Some(endpoint) = &options.endpoint {
+                builder = builder.with_base_url(endpoint);
+            }
             if let Some(watching) = watching {
                 builder = builder.with_http_connector(watching);
             }
-            (Arc::new(builder.with_client_options(client(allow("GOOGLE_ALLOW_HTTP"))).build()?), None, None)
+            let client = client(allow("GOOGLE_ALLOW_HTTP"));
+            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None)
         }
         _ => {
             let mut builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str()).with_retry(retry);

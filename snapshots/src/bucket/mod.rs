@@ -3,6 +3,7 @@
 //! | room | holds |
 //! |---|---|
 //! | [`address`] | from a URL and options to a client |
+//! | `profile` | keys of S3 in the files that Amazon's own tools keep |
 //! | `answers` | what a store's answers say beside their bodies: its clock, its errors, how long to wait |
 //! | `failure` | what a failure means, and the way out |
 //!
@@ -14,6 +15,7 @@
 pub mod address;
 mod answers;
 mod failure;
+mod profile;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -28,7 +30,7 @@ use object_store::{
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-pub use address::{Client, Options, check, client, is_bucket, plain_client};
+pub use address::{Client, Options, check, check_endpoint, client, is_bucket, plain_client};
 
 use crate::error::{Result, StoreError};
 use crate::pace::Pace;
