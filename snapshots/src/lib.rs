@@ -6,7 +6,9 @@
 //! | [`layout`] | the one file that spells object keys |
 //! | [`root`] | from a URL to a store |
 //! | [`bucket`] | a store in a bucket: S3, Google's, Azure's |
+//! | [`probe`] | a store tried out: whether it does what is relied on |
 //! | [`pace`] | how fast bytes may come in |
+//! | [`unfinished`] | what writes that came to no end left behind |
 //! | `local`, `disk` | how objects get into a folder, and onto the disk |
 //! | [`chunk`] | where tables are cut; chunks written and read, always verified |
 //! | [`files`] | how tensors are laid out in a snapshot's safetensors files |
@@ -39,6 +41,8 @@ mod local;
 pub mod manifest;
 pub mod pace;
 pub mod policies;
+pub mod probe;
 pub mod reference;
 pub mod root;
+pub mod unfinished;
 pub mod verify;

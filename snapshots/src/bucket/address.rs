@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::HttpConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
@@ -29,6 +30,7 @@ use weighbridge_schemas::error::shorten;
 
 use super::answers::{Answers, Watching};
 use super::profile;
+use super::uploads::Uploads;
 use crate::error::{Class, Result, StoreError};
 
 /// How long a connection may take to come about.
@@ -82,6 +84,7 @@ pub struct Client {
     /// Where requests go, where that is told.
     endpoint: Option<String>,
     region: Option<String>,
+    uploads: Option<Uploads>,
 }
 
 impl fmt::Debug for Client {
@@ -111,6 +114,16 @@ impl Client {
         }
     }
 
+    /// Where requests go and the bucket's region, where these are said.
+    pub(super) fn destination(&self) -> (Option<&str>, Option<&str>) {
+        (self.endpoint.as_deref(), self.region.as_deref())
+    }
+
+    /// The bucket's uploads, where it is one of S3's.
+    pub(super) fn uploads(&self) -> Option<&Uploads> {
+        self.uploads.as_ref()
+    }
+
     /// What tells this store from others: where requests go, and the URL.
     #[must_use]
     pub fn identity(&self) -> String {
@@ -127,6 +140,7 @@ impl Client {
             scheme: "s3",
             endpoint: None,
             region: None,
+            uploads: None,
         }
     }
 }
@@ -229,10 +243,10 @@ fn made(
     let access = access_hint(scheme);
     let answers = Arc::clone(answers);
     let built = build(scheme, &url, options, watching);
-    let (store, endpoint, region) = built.map_err(|error| {
+    let (store, endpoint, region, uploads) = built.map_err(|error| {
         StoreError::new(Class::BadLocation, &shown, format!("no client can be built: {error}; {access}"))
     })?;
-    Ok((Client { store, shown, access, answers, scheme, endpoint, region }, prefix))
+    Ok((Client { store, shown, access, answers, scheme, endpoint, region, uploads }, prefix))
 }
 
 impl Client {
@@ -243,6 +257,7 @@ impl Client {
             return self;
         }
         self.store = Arc::new(PrefixStore::new(self.store, prefix.clone()));
+        self.uploads = self.uploads.map(|uploads| uploads.below(prefix));
         self
     }
 }
@@ -266,7 +281,7 @@ fn access_hint(scheme: &str) -> &'static str {
     }
 }
 
-type Built = (Arc<dyn ObjectStore>, Option<String>, Option<String>);
+type Built = (Arc<dyn ObjectStore>, Option<String>, Option<String>, Option<Uploads>);
 
 #[expect(
     clippy::disallowed_methods,
@@ -307,11 +322,15 @@ fn build(
             let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
             // The store compares what came with what was sent.
             builder = builder.with_checksum_algorithm(Checksum::SHA256);
+            let client = client(allow("AWS_ALLOW_HTTP"));
+            let mut http = None;
             if let Some(watching) = watching {
+                http = Some(watching.connect(&client)?);
                 builder = builder.with_http_connector(watching);
             }
-            let store = builder.with_client_options(client(allow("AWS_ALLOW_HTTP"))).build()?;
-            (Arc::new(store), endpoint, region)
+            let store = Arc::new(builder.with_client_options(client).build()?);
+            let uploads = http.map(|http| Uploads::new(Arc::clone(&store), http));
+            (store, endpoint, region, uploads)
         }
         "gs" => {
             let mut builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str()).with_retry(retry);
@@ -322,7 +341,7 @@ fn build(
                 builder = builder.with_http_connector(watching);
             }
             let client = client(allow("GOOGLE_ALLOW_HTTP"));
-            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None)
+            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None, None)
         }
         _ => {
             let mut builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str()).with_retry(retry);
@@ -334,7 +353,7 @@ fn build(
                 builder = builder.with_http_connector(watching);
             }
             let client = client(emulated || allow("AZURE_ALLOW_HTTP"));
-            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None)
+            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None, None)
         }
     })
 }
