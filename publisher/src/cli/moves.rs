@@ -13,7 +13,7 @@ use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::manifest;
-use weighbridge_snapshots::reference::{PREFIX_DIGITS, Reference};
+use weighbridge_snapshots::reference::{Located, PREFIX_DIGITS, Reference};
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::output::short;
@@ -89,8 +89,9 @@ impl Promote {
             )));
         }
         let root = context.root(Absent::Refuse)?;
-        let (model, id) = Reference::locate(&self.reference, &root, &self.channel).await?;
-        let wanted = wanted(&root, &model, id, Reason::Promote, self.force).await?;
+        let Located { model, snapshot, .. } =
+            Reference::locate(&self.reference, &root, &self.channel).await?;
+        let wanted = wanted(&root, &model, snapshot, Reason::Promote, self.force).await?;
         append(context, &root, &model, &self.channel, wanted).await
     }
 }
@@ -113,7 +114,7 @@ impl Rollback {
         let id = match &self.to {
             Some(text) => {
                 let reference = Reference { model: model.clone(), at: Some(text.clone()) };
-                reference.resolve(&root, &name).await?
+                reference.resolve(&root, &name).await?.snapshot
             }
             None => before(&root, &model, &name, &latest).await?,
         };

@@ -7,48 +7,57 @@ use serde_json::json;
 
 use weighbridge_schemas::error::Kind;
 use weighbridge_schemas::names::ModelName;
-use weighbridge_snapshots::fetch::Progress as _;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::fetch::Limits;
+use weighbridge_snapshots::pace::Pace;
+use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::root::{Absent, Root};
 use weighbridge_snapshots::verify::{self, Verified};
 
 use super::bar::Bar;
+use super::fetch::PROCESS_MEMORY;
 use super::output::{bytes, count, error_object};
 use super::snapshots::models;
-use super::{Context, default_channel};
+use super::{Context, MemoryOption, default_channel};
 use crate::error::{Exit, Failure, Result};
 
 /// Read and check a snapshot, a model, or the whole store: manifests, reports, channel entries, and every chunk.
 #[derive(Debug, Args)]
 pub(super) struct Verify {
-    /// MODEL for all of a model, MODEL@CHANNEL or MODEL@SNAPSHOT for one snapshot; without any, the whole store.
+    /// MODEL for all of a model, MODEL@CHANNEL for a channel's log and the snapshot that it points at, MODEL@SNAPSHOT
+    /// for one snapshot; without any, the whole store.
     #[arg(value_name = "MODEL[@CHANNEL|@SNAPSHOT]")]
     reference: Option<String>,
+    #[command(flatten)]
+    memory: MemoryOption,
 }
 
 impl Verify {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
+        let memory = context.memory(&self.memory)?.saturating_sub(PROCESS_MEMORY);
         let root = context.root(Absent::Refuse)?;
+        let most = if root.is_bucket() { verify::OF_A_BUCKET } else { verify::OF_A_FOLDER };
+        let limits = Limits::new(&root, memory, most, Pace::default());
         let bar = Bar::new("verifying", context.output.is_json());
-        let progress = |bytes| bar.advance(bytes);
         let verified = match self.reference.as_deref() {
             Some(text)
                 if text.contains('@') || text.parse::<weighbridge_schemas::ids::SnapshotId>().is_ok() =>
             {
-                let (model, id) = Reference::locate(text, &root, &default_channel()).await?;
-                verify::snapshot(&root, &model, &id, &progress).await?
+                let Located { model, snapshot, followed } =
+                    Reference::locate(text, &root, &default_channel()).await?;
+                let channel = followed.map(|followed| followed.channel);
+                verify::snapshot(&root, &model, &snapshot, channel.as_ref(), &limits, &*bar).await?
             }
-            model => all(&root, &models(&root, model).await?, &progress).await?,
+            model => all(&root, &models(&root, model).await?, &limits, &bar).await?,
         };
         drop(bar);
         Ok(tell(context, &verified))
     }
 }
 
-async fn all(root: &Root, models: &[ModelName], progress: verify::Progress<'_>) -> Result<Verified> {
+async fn all(root: &Root, models: &[ModelName], limits: &Limits, bar: &Bar) -> Result<Verified> {
     let mut sum = Verified::default();
     for model in models {
-        let verified = verify::model(root, model, progress).await?;
+        let verified = verify::model(root, model, limits, bar).await?;
         sum.snapshots += verified.snapshots;
         sum.entries += verified.entries;
         sum.chunks += verified.chunks;
