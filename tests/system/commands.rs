@@ -294,6 +294,8 @@ fn the_command_line_is_what_the_reference_says() {
         &["hold"],
         &["release"],
         &["verify"],
+        &["store"],
+        &["store", "check"],
         &["config"],
         &["config", "check"],
         &["config", "default-policy"],

@@ -23,6 +23,7 @@ mod report;
 mod republish;
 mod shown;
 mod snapshots;
+mod store;
 mod verify;
 mod version;
 mod worker;
@@ -124,6 +125,8 @@ enum Command {
     Hold(moves::Hold),
     Release(moves::Release),
     Verify(verify::Verify),
+    #[command(subcommand)]
+    Store(store::Store),
     /// Check configuration and policy files.
     #[command(subcommand)]
     Config(config::Command),
@@ -441,6 +444,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Hold(hold) => hold.run(context).await?,
         Command::Release(release) => release.run(context).await?,
         Command::Verify(verify) => return verify.run(context).await,
+        Command::Store(store) => return store.run(context).await,
         Command::Config(command) => command.run(context)?,
         Command::Completions(completions) => completions.run(context),
         Command::Version => version::run(context),
