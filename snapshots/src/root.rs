@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -20,7 +20,6 @@ pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
 use crate::local::Local;
 use crate::pace::Pace;
-use crate::unfinished::{self, Unfinished};
 
 /// Objects that are listed at a time.
 const PAGE: usize = 1000;
@@ -28,13 +27,13 @@ const PAGE: usize = 1000;
 /// A store's root.
 #[derive(Debug, Clone)]
 pub struct Root {
-    place: Place,
+    pub(crate) place: Place,
     intercept: Option<Arc<dyn Intercept>>,
 }
 
 /// Where a store lies.
 #[derive(Debug, Clone)]
-enum Place {
+pub(crate) enum Place {
     /// In a folder of this machine: what writes there is ours, what reads there is the library's.
     Folder(Arc<Local>, Arc<LocalFileSystem>),
     /// In a bucket.
@@ -171,7 +170,7 @@ impl Root {
     }
 
     /// As [`Self::request`], of work that waits by itself.
-    async fn request_async<T>(
+    pub(crate) async fn request_async<T>(
         &self,
         name: &'static str,
         key: &Key,
@@ -235,48 +234,6 @@ impl Root {
             Place::Folder(..) => (None, None),
             Place::Bucket(bucket) => bucket.destination(),
         }
-    }
-
-    /// What writes to this store left unfinished longer than `older_than` ago, by its clock: uploads that nobody ended
-    /// (S3), files of processes that were killed (a folder). Google's and Azure's stores are given up to themselves:
-    /// there it is nothing (Azure drops what was not committed within a week; Google's lifecycle rules end uploads).
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub async fn unfinished(&self, older_than: Duration) -> Result<Vec<Unfinished>> {
-        let nothing = Key::default();
-        let found = async {
-            match &self.place {
-                Place::Folder(local, _) => {
-                    let local = Arc::clone(local);
-                    apart("listing", move || unfinished::in_folder(&local)).await
-                }
-                Place::Bucket(bucket) => bucket.unfinished().await,
-            }
-        };
-        let mut found = self.request_async("list", &nothing, 0, found).await?;
-        let age = u64::try_from(older_than.as_nanos()).unwrap_or(u64::MAX);
-        // The store's clock is known once it has answered.
-        let now = self.now().nanoseconds();
-        found.retain(|one| one.begun.nanoseconds().saturating_add(age) <= now);
-        Ok(found)
-    }
-
-    /// Removes what [`Self::unfinished`] found; that it is not there any more is right too.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub async fn abandon(&self, one: &Unfinished) -> Result<()> {
-        let abandon = async {
-            match &self.place {
-                Place::Folder(local, _) => {
-                    let (local, one) = (Arc::clone(local), one.clone());
-                    apart("deleting", move || unfinished::remove(&local, &one)).await
-                }
-                Place::Bucket(bucket) => bucket.abandon(one).await,
-            }
-        };
-        self.request_async("delete", &one.key, 1, abandon).await
     }
 
     /// Writes `bytes` under `key` if nothing is there yet. Durable when it returns; and everything that was put before

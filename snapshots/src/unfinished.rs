@@ -1,5 +1,5 @@
 //! What writes that came to no end left behind: no reader sees it, and nobody else removes it. Garbage collection asks
-//! [`Root::unfinished`](crate::root::Root::unfinished) for it.
+//! [`Root::unfinished`] for it.
 //!
 //! In a folder these are files `NAME#NUMBER`, which our own writes and `object_store`'s begin as. A file that is being
 //! written was changed a moment ago; so only the older ones are left-overs.
@@ -8,6 +8,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::path::Path as Key;
 
@@ -15,6 +17,7 @@ use weighbridge_schemas::time::Timestamp;
 
 use crate::error::{Result, StoreError};
 use crate::local::Local;
+use crate::root::{Place, Root, apart};
 
 /// A write that came to no end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,8 +32,52 @@ pub struct Unfinished {
     pub begun: Timestamp,
 }
 
+impl Root {
+    /// What writes to this store left unfinished longer than `older_than` ago, by its clock: uploads that nobody ended
+    /// (S3), files of processes that were killed (a folder). Google's and Azure's stores are given up to themselves:
+    /// there it is nothing (Azure drops what was not committed within a week; Google's lifecycle rules end uploads).
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub async fn unfinished(&self, older_than: Duration) -> Result<Vec<Unfinished>> {
+        let nothing = Key::default();
+        let found = async {
+            match &self.place {
+                Place::Folder(local, _) => {
+                    let local = Arc::clone(local);
+                    apart("listing", move || in_folder(&local)).await
+                }
+                Place::Bucket(bucket) => bucket.unfinished().await,
+            }
+        };
+        let mut found = self.request_async("list", &nothing, 0, found).await?;
+        let age = u64::try_from(older_than.as_nanos()).unwrap_or(u64::MAX);
+        // The store's clock is known once it has answered.
+        let now = self.now().nanoseconds();
+        found.retain(|one| one.begun.nanoseconds().saturating_add(age) <= now);
+        Ok(found)
+    }
+
+    /// Removes what [`Self::unfinished`] found; that it is not there any more is right too.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub async fn abandon(&self, one: &Unfinished) -> Result<()> {
+        let abandon = async {
+            match &self.place {
+                Place::Folder(local, _) => {
+                    let (local, one) = (Arc::clone(local), one.clone());
+                    apart("deleting", move || remove(&local, &one)).await
+                }
+                Place::Bucket(bucket) => bucket.abandon(one).await,
+            }
+        };
+        self.request_async("delete", &one.key, 1, abandon).await
+    }
+}
+
 /// The left-overs in a folder, of any age.
-pub(crate) fn in_folder(local: &Local) -> Result<Vec<Unfinished>> {
+fn in_folder(local: &Local) -> Result<Vec<Unfinished>> {
     local.check()?;
     let mut found = Vec::new();
     let mut folders = vec![local.folder().to_path_buf()];
@@ -68,7 +115,7 @@ fn of(root: &Path, path: &Path) -> Option<Unfinished> {
 }
 
 /// Removes a left-over, unless somebody has gone on with it since it was found.
-pub(crate) fn remove(local: &Local, one: &Unfinished) -> Result<()> {
+fn remove(local: &Local, one: &Unfinished) -> Result<()> {
     let mut path = local.path(&one.key)?.into_os_string();
     path.push(format!("#{}", one.id));
     let path = PathBuf::from(path);
@@ -83,10 +130,10 @@ pub(crate) fn remove(local: &Local, one: &Unfinished) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
 
     use super::*;
-    use crate::root::{Absent, Root};
+    use crate::root::Absent;
 
     #[tokio::test]
     async fn only_old_left_overs_of_killed_writers_go() {

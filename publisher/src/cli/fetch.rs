@@ -25,9 +25,9 @@ pub(super) const PROCESS_MEMORY: u64 = 96 << 20;
 /// Fetch a snapshot into a folder, verify it, and swap to it.
 ///
 /// DIR/versions/SNAPSHOT holds the files once they are complete; DIR/current is a link that is flipped to it
-/// atomically. A fetch that was interrupted goes on where it stopped when it is run again. Chunks that another version in
-/// DIR/versions holds are copied from there. DIR/.seen.json keeps the newest entry that was seen of each channel: one
-/// that goes back behind it is refused (exit code 7).
+/// atomically. A fetch that was interrupted goes on where it stopped when it is run again. Chunks that another version
+/// in DIR/versions holds are copied from there. DIR/.seen.json keeps the newest entry that was seen of each channel:
+/// one that goes back behind it is refused (exit code 7).
 #[derive(Debug, Args)]
 pub(super) struct Fetch {
     /// MODEL, MODEL@CHANNEL or MODEL@SNAPSHOT; without @, channel prod.

@@ -105,7 +105,8 @@ impl Client {
         match (self.scheme, &self.region) {
             ("s3", Some(region)) => {
                 format!(
-                    "the region is {region} by the configuration; set AWS_REGION (or region under [bucket]) to the bucket's"
+                    "the region is {region} by the configuration; set AWS_REGION (or region under [bucket]) to the \
+                     bucket's"
                 )
             }
             ("s3", None) => "set AWS_REGION (or region under [bucket]) to the bucket's".to_owned(),
@@ -294,8 +295,7 @@ fn build(
     watching: Option<Watching>,
 ) -> std::result::Result<Built, Box<dyn std::error::Error>> {
     install_cryptography();
-    // Who asks tries again, and bounds how long a store may be silent: a whole request may take longer.
-    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    let retry = no_retries();
     let client = |allow_http: bool| {
         let allow_http = allow_http || options.allow_http;
         ClientOptions::new().with_timeout_disabled().with_connect_timeout(CONNECT).with_allow_http(allow_http)
@@ -305,33 +305,7 @@ fn build(
             .is_ok_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes"))
     };
     Ok(match scheme {
-        "s3" => {
-            let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retry);
-            if let Some(endpoint) = &options.endpoint {
-                builder = builder.with_endpoint(endpoint);
-            }
-            if let Some(region) = &options.region {
-                builder = builder.with_region(region);
-            }
-            let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-            builder = profile::add(builder, variable)?;
-            if let Some(path_style) = options.path_style {
-                builder = builder.with_virtual_hosted_style_request(!path_style);
-            }
-            let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
-            let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
-            // The store compares what came with what was sent.
-            builder = builder.with_checksum_algorithm(Checksum::SHA256);
-            let client = client(allow("AWS_ALLOW_HTTP"));
-            let mut http = None;
-            if let Some(watching) = watching {
-                http = Some(watching.connect(&client)?);
-                builder = builder.with_http_connector(watching);
-            }
-            let store = Arc::new(builder.with_client_options(client).build()?);
-            let uploads = http.map(|http| Uploads::new(Arc::clone(&store), http));
-            (store, endpoint, region, uploads)
-        }
+        "s3" => s3(url, options, watching, client(allow("AWS_ALLOW_HTTP")))?,
         "gs" => {
             let mut builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str()).with_retry(retry);
             if let Some(endpoint) = &options.endpoint {
@@ -356,6 +330,50 @@ fn build(
             (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None, None)
         }
     })
+}
+
+/// A client of S3, or of what speaks like it.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a store's variables are read where its builder reads the others"
+)]
+fn s3(
+    url: &Url,
+    options: &Options,
+    watching: Option<Watching>,
+    client: ClientOptions,
+) -> std::result::Result<Built, Box<dyn std::error::Error>> {
+    let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(no_retries());
+    if let Some(endpoint) = &options.endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    if let Some(region) = &options.region {
+        builder = builder.with_region(region);
+    }
+    builder = profile::add(builder, |name| std::env::var(name).ok().filter(|value| !value.is_empty()))?;
+    if let Some(path_style) = options.path_style {
+        builder = builder.with_virtual_hosted_style_request(!path_style);
+    }
+    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+    let unsigned = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
+    // The store compares what came with what was sent.
+    builder = builder.with_checksum_algorithm(Checksum::SHA256);
+    let mut http = None;
+    if let Some(watching) = watching {
+        http = Some(watching.connect(&client)?);
+        builder = builder.with_http_connector(watching);
+    }
+    let store = Arc::new(builder.with_client_options(client).build()?);
+    // Who is nobody signs no URL.
+    let signed = unsigned.is_none_or(|unsigned| unsigned == "false");
+    let uploads = http.filter(|_| signed).map(|http| Uploads::new(Arc::clone(&store), http));
+    Ok((store, endpoint, region, uploads))
+}
+
+/// Who asks tries again, and bounds how long a store may be silent: a whole request may take longer.
+fn no_retries() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
 
 /// TLS by `ring`, for the whole process: the client is built without a library of its own.

@@ -33,7 +33,7 @@ const NEEDS_MORE: [(&str, &str); 9] = [
 /// Why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ProfileError {
-    #[error("{path}: it cannot be read: {why}; set AWS_ACCESS_KEY_ID, or have this user read it", path = path.display())]
+    #[error("{path}: it cannot be read: {why}", path = path.display())]
     Unreadable { path: PathBuf, why: io::Error },
     #[error("{path}: it is too large, or no text; at most {FILE_BYTES} bytes of UTF-8 are read", path = path.display())]
     NoText { path: PathBuf },
@@ -205,7 +205,8 @@ mod tests {
     const CREDENTIALS: &str = "# keys\n[default]\naws_access_key_id = AKDEFAULT\naws_secret_access_key=SK=1 # why\n\n\
                                [other]\naws_access_key_id=AKOTHER\naws_secret_access_key = hidden\n\
                                aws_session_token = T\n[half]\naws_access_key_id = AKHALF\n";
-    const CONFIG: &str = "[default]\n region = eu-1\n s3 =\n   max_concurrent_requests = 20\n   endpoint_url = http://no\n\
+    const CONFIG: &str = "[default]\n region = eu-1\n s3 =\n   max_concurrent_requests = 20\n\
+                          \x20  endpoint_url = http://no\n\
                           [profile other]\nregion=eu-2\nendpoint_url = https://s3.example.org\n\
                           [profile sso]\nsso_session = corp\n[sso-session corp]\nsso_region = x\n\
                           [profile program]\ncredential_process = /bin/hidden\n\

@@ -39,8 +39,8 @@ pub(super) struct Page {
     pub(super) next: Option<Marker>,
 }
 
-/// A place in a listing: a key, and the upload of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A place in a listing: a key, and the upload of it. It is given back as it came: some stores tell one of them alone.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Marker {
     key: String,
     upload: String,
@@ -84,8 +84,9 @@ impl Uploads {
             query.push(("prefix", format!("{}/", self.prefix)));
         }
         if let Some(marker) = after {
-            query.push(("key-marker", marker.key.clone()));
-            query.push(("upload-id-marker", marker.upload.clone()));
+            let places = [("key-marker", &marker.key), ("upload-id-marker", &marker.upload)];
+            let told = places.into_iter().filter(|(_, place)| !place.is_empty());
+            query.extend(told.map(|(name, place)| (name, place.clone())));
         }
         let options = SignedUrlOptions::new().with_query(query);
         let mut request = HttpRequest::new(HttpRequestBody::empty());
@@ -93,12 +94,12 @@ impl Uploads {
             self.store.signed_url_opts(request.method().clone(), &Key::default(), HOLDS, &options).await?;
         *request.uri_mut() =
             url.as_str().parse().map_err(|error| failed(format!("a URL that is none: {error}")))?;
-        let response = self.http.execute(request).await.map_err(|error| generic(error))?;
+        let response = self.http.execute(request).await.map_err(generic)?;
         let status = response.status();
         let mut body = response.into_body().bytes_stream();
         let mut bytes = Vec::new();
         while let Some(run) = body.next().await {
-            let run = run.map_err(|error| generic(error))?;
+            let run = run.map_err(generic)?;
             if bytes.len() + run.len() > PAGE_BYTES {
                 return Err(failed(format!("a listing of more than {PAGE_BYTES} bytes")));
             }
@@ -113,10 +114,11 @@ impl Uploads {
     fn read(&self, xml: &[u8]) -> Result<Page, String> {
         let listing: Listing = quick_xml::de::from_reader(xml)
             .map_err(|error| format!("a listing of uploads that is none: {error}"))?;
-        let next = match (listing.is_truncated, listing.next_key_marker, listing.next_upload_id_marker) {
-            (true, Some(key), Some(upload)) => Some(Marker { key, upload }),
-            _ => None,
+        let next = Marker {
+            key: listing.next_key_marker.unwrap_or_default(),
+            upload: listing.next_upload_id_marker.unwrap_or_default(),
         };
+        let next = Some(next).filter(|next| listing.is_truncated && *next != Marker::default());
         let uploads = listing.uploads.into_iter().filter_map(|upload| self.one(upload)).collect();
         Ok(Page { uploads, next })
     }
@@ -159,12 +161,13 @@ mod tests {
 
     #[test]
     fn a_listing_is_read_and_what_is_not_ours_is_passed_over() {
-        let xml = "<?xml version=\"1.0\"?><ListMultipartUploadsResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
+        let xml = "<?xml version=\"1.0\"?><ListMultipartUploadsResult xmlns=\"http://s3.amazonaws.com/\">\
                    <Bucket>b</Bucket><IsTruncated>true</IsTruncated><NextKeyMarker>p/a&amp;b</NextKeyMarker>\
                    <NextUploadIdMarker>id2</NextUploadIdMarker><Prefix>p/</Prefix>\
                    <Upload><Key>p/models/m</Key><UploadId>id1</UploadId><Owner><ID>o</ID></Owner>\
                    <Initiated>2026-11-30T08:00:00.000Z</Initiated></Upload>\
-                   <Upload><Key>other/x</Key><UploadId>id3</UploadId><Initiated>2026-11-30T08:00:00Z</Initiated></Upload>\
+                   <Upload><Key>other/x</Key><UploadId>id3</UploadId>\
+                   <Initiated>2026-11-30T08:00:00Z</Initiated></Upload>\
                    <Upload><Key>p/y</Key><UploadId>id4</UploadId><Initiated>yesterday</Initiated></Upload>\
                    <Upload><Key>p//z</Key><UploadId>id5</UploadId><Initiated>2026-11-30T08:00:00Z</Initiated></Upload>\
                    </ListMultipartUploadsResult>";
@@ -173,6 +176,10 @@ mod tests {
         assert_eq!((one.key.as_ref(), one.id.as_str(), one.bytes), ("models/m", "id1", None));
         assert_eq!(one.begun.to_string(), "2026-11-30T08:00:00Z");
         assert_eq!(page.next, Some(Marker { key: "p/a&b".into(), upload: "id2".into() }));
+        let half = "<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>\
+                    <NextUploadIdMarker>id2</NextUploadIdMarker></ListMultipartUploadsResult>";
+        let next = uploads("s3://bucket").read(half.as_bytes()).unwrap().next;
+        assert_eq!(next, Some(Marker { key: String::new(), upload: "id2".into() }));
         let none =
             "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated></ListMultipartUploadsResult>";
         let page = uploads("s3://bucket").read(none.as_bytes()).unwrap();

@@ -98,8 +98,8 @@ impl Limits {
     }
 }
 
-/// Fetches what `located` says into `folder`, and flips `current` to it. Where it came by a channel that has moved on by
-/// the time that the folder is free, what the channel says then is fetched. With `forget`, what was seen of the channel
+/// Fetches what `located` says into `folder`, and flips `current` to it. Where another fetch saw a newer entry of its
+/// channel while the folder's lock was waited for, what the channel says then is fetched. With `forget`, what was seen
 /// before counts for nothing.
 ///
 /// # Errors
