@@ -248,6 +248,21 @@ pub fn probes() -> Path {
     Path::from("probe")
 }
 
+/// The note that the store of this identity was tried out.
+#[must_use]
+pub fn probes_note(identity: &str) -> Path {
+    probe(&format!("{PASSED}{identity}"))
+}
+
+/// How the names of such notes begin.
+const PASSED: &str = "passed-";
+
+/// Whether it is such a note.
+#[must_use]
+pub fn is_probes_note(key: &Path) -> bool {
+    key.filename().is_some_and(|name| name.starts_with(PASSED))
+}
+
 /// An object of these.
 #[must_use]
 pub fn probe(name: &str) -> Path {

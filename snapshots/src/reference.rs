@@ -28,6 +28,26 @@ pub struct Reference {
     pub at: Option<String>,
 }
 
+/// What a reference points at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located {
+    /// The model.
+    pub model: ModelName,
+    /// The snapshot.
+    pub snapshot: SnapshotId,
+    /// The channel that says so, where one was asked.
+    pub followed: Option<Followed>,
+}
+
+/// Where a channel stood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Followed {
+    /// The channel.
+    pub channel: ChannelName,
+    /// Its entry that ruled.
+    pub entry: ChannelEntry,
+}
+
 impl FromStr for Reference {
     type Err = DocumentError;
 
@@ -56,33 +76,37 @@ impl Reference {
     /// # Errors
     /// [`Class::NotFound`] for an unknown model, channel or snapshot, [`Class::Refused`] for digits that several ids
     /// begin with; else as the store fails.
-    pub async fn resolve(&self, root: &Root, default: &ChannelName) -> Result<SnapshotId> {
+    pub async fn resolve(&self, root: &Root, default: &ChannelName) -> Result<Located> {
         let at = self.at.as_deref().unwrap_or(default.as_str());
         let id = at.parse::<SnapshotId>();
         if let Ok(id) = &id
             && root.size(&layout::snapshot(&self.model, id)).await?.is_some()
         {
-            return Ok(*id);
+            return Ok(self.by_id(*id));
         }
         // `parse` has made sure that this is a channel's name.
         if let Ok(name) = at.parse()
-            && let Some(latest) = Channel::new(root, &self.model, &name).latest().await?
+            && let Some(located) = follow(root, &self.model, &name).await?
         {
-            check_there(root, &self.model, &name, &latest).await?;
-            return Ok(latest.snapshot);
+            return Ok(located);
         }
-        self.by_prefix(root, at).await
+        Ok(self.by_id(self.by_prefix(root, at).await?))
+    }
+
+    fn by_id(&self, snapshot: SnapshotId) -> Located {
+        Located { model: self.model.clone(), snapshot, followed: None }
     }
 
     /// The model and snapshot that `text` points at: a reference, or a whole snapshot id of any model.
     ///
     /// # Errors
     /// As [`Reference::resolve`]; [`Class::BadLocation`] where `text` is no reference.
-    pub async fn locate(text: &str, root: &Root, default: &ChannelName) -> Result<(ModelName, SnapshotId)> {
+    pub async fn locate(text: &str, root: &Root, default: &ChannelName) -> Result<Located> {
+        let by_id = |(model, snapshot)| Located { model, snapshot, followed: None };
         if let Ok(id) = text.parse::<SnapshotId>() {
             for model in catalog::models(root).await? {
                 if root.size(&layout::snapshot(&model, &id)).await?.is_some() {
-                    return Ok((model, id));
+                    return Ok(by_id((model, id)));
                 }
             }
             if !catalog::models(root).await?.iter().any(|model| model.as_str() == text) {
@@ -94,13 +118,12 @@ impl Reference {
             }
         }
         if let Some(found) = by_bare_prefix(text, root).await? {
-            return Ok(found);
+            return Ok(by_id(found));
         }
         let reference: Self = text.parse().map_err(|error: DocumentError| {
             StoreError::new(Class::BadLocation, shorten(text), error.to_string())
         })?;
-        let id = reference.resolve(root, default).await?;
-        Ok((reference.model, id))
+        reference.resolve(root, default).await
     }
 
     async fn by_prefix(&self, root: &Root, at: &str) -> Result<SnapshotId> {
@@ -152,6 +175,15 @@ async fn by_bare_prefix(text: &str, root: &Root) -> Result<Option<(ModelName, Sn
         );
     }
     Ok(if found.len() == 1 { found.pop() } else { None })
+}
+
+/// What channel `name` points at now; `None` where it has no entries.
+pub(crate) async fn follow(root: &Root, model: &ModelName, name: &ChannelName) -> Result<Option<Located>> {
+    let Some(entry) = Channel::new(root, model, name).latest().await? else { return Ok(None) };
+    check_there(root, model, name, &entry).await?;
+    let snapshot = entry.snapshot;
+    let followed = Some(Followed { channel: name.clone(), entry });
+    Ok(Some(Located { model: model.clone(), snapshot, followed }))
 }
 
 /// A channel's snapshot is in the store and is what the entry says: else something was deleted or altered.

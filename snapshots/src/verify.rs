@@ -11,19 +11,22 @@ use object_store::path::Path as Key;
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
 use weighbridge_schemas::limits;
-use weighbridge_schemas::names::ModelName;
+use weighbridge_schemas::names::{ChannelName, ModelName};
 use weighbridge_schemas::snapshot::Chunk;
 
 use crate::catalog;
 use crate::channel::Channel;
 use crate::chunk;
 use crate::error::{Class, Result, StoreError};
+use crate::fetch::{Limits, Progress};
 use crate::layout;
 use crate::manifest;
 use crate::root::{Listed, Root};
 
-/// Chunks read at once.
-const CONCURRENCY: usize = 4;
+/// Chunks of a folder that are read at once: more would only move a disk's heads about.
+pub const OF_A_FOLDER: usize = 4;
+/// Chunks of a bucket that are read at once.
+pub const OF_A_BUCKET: usize = 16;
 
 /// What was checked, and what is wrong.
 #[derive(Debug, Default)]
@@ -40,9 +43,6 @@ pub struct Verified {
     pub problems: Vec<StoreError>,
 }
 
-/// Told of every chunk that has been read: its bytes.
-pub type Progress<'p> = &'p (dyn Fn(u64) + Send + Sync);
-
 impl Verified {
     /// Notes an integrity failure and goes on; any other failure ends the work.
     fn note<T>(&mut self, outcome: Result<T>) -> Result<Option<T>> {
@@ -57,7 +57,8 @@ impl Verified {
     }
 }
 
-/// Checks one snapshot: its manifest, and every chunk of it.
+/// Checks one snapshot: its manifest, and every chunk of it; and of the channel that points at it, where one is given,
+/// every entry.
 ///
 /// # Errors
 /// [`Class::NotFound`], or as the store fails; integrity failures are in the result.
@@ -65,13 +66,18 @@ pub async fn snapshot(
     root: &Root,
     model: &ModelName,
     id: &SnapshotId,
-    progress: Progress<'_>,
+    channel: Option<&ChannelName>,
+    limits: &Limits,
+    progress: &dyn Progress,
 ) -> Result<Verified> {
     let mut verified = Verified::default();
     let found = manifest::get(root, model, id).await;
     verified.snapshots = 1;
+    if let Some(name) = channel {
+        check_channel(root, model, name, &mut verified).await?;
+    }
     if let Some(found) = verified.note(found)? {
-        check_chunks(root, model, found.chunks(), &mut verified, progress).await?;
+        check_chunks(root, model, found.chunks(), &mut verified, limits, progress).await?;
     }
     Ok(verified)
 }
@@ -81,7 +87,12 @@ pub async fn snapshot(
 ///
 /// # Errors
 /// As the store fails; integrity failures are in the result.
-pub async fn model(root: &Root, model: &ModelName, progress: Progress<'_>) -> Result<Verified> {
+pub async fn model(
+    root: &Root,
+    model: &ModelName,
+    limits: &Limits,
+    progress: &dyn Progress,
+) -> Result<Verified> {
     let mut verified = Verified::default();
     let mut chunks: BTreeMap<ChunkId, u64> = listed_chunks(root, model, &mut verified).await?;
     for id in catalog::snapshots(root, model).await? {
@@ -93,48 +104,53 @@ pub async fn model(root: &Root, model: &ModelName, progress: Progress<'_>) -> Re
         let report = manifest::report(root, model, &id).await;
         verified.note(report)?;
     }
-    check_channels(root, model, &mut verified).await?;
-    check_chunks(root, model, chunks, &mut verified, progress).await?;
+    for name in catalog::channels(root, model).await? {
+        check_channel(root, model, &name, &mut verified).await?;
+    }
+    check_chunks(root, model, chunks, &mut verified, limits, progress).await?;
     Ok(verified)
 }
 
-/// Every entry of every channel can be read, follows the one before, and names a snapshot that is what the entry says.
-async fn check_channels(root: &Root, model: &ModelName, verified: &mut Verified) -> Result<()> {
-    for name in catalog::channels(root, model).await? {
-        let channel = Channel::new(root, model, &name);
-        let hint = channel.hint().await;
-        let sequences = channel.sequences().await?;
-        let highest = sequences.last().copied().unwrap_or(0);
-        if let Some((missing, _)) = (1..).zip(&sequences).find(|(due, found)| due != *found) {
-            // Once, however large the hole is.
-            let key = layout::channel_entry(model, &name, missing);
-            let why = "the entry is missing from the channel's log";
-            verified.problems.push(StoreError::new(Class::Integrity, key, why));
+/// Every entry of the channel can be read, follows the one before, and names a snapshot that is what the entry says.
+async fn check_channel(
+    root: &Root,
+    model: &ModelName,
+    name: &ChannelName,
+    verified: &mut Verified,
+) -> Result<()> {
+    let channel = Channel::new(root, model, name);
+    let hint = channel.hint().await;
+    let sequences = channel.sequences().await?;
+    let highest = sequences.last().copied().unwrap_or(0);
+    if let Some((missing, _)) = (1..).zip(&sequences).find(|(due, found)| due != *found) {
+        // Once, however large the hole is.
+        let key = layout::channel_entry(model, name, missing);
+        let why = "the entry is missing from the channel's log";
+        verified.problems.push(StoreError::new(Class::Integrity, key, why));
+    }
+    let mut before: Option<ChannelEntry> = None;
+    for sequence in sequences {
+        let entry = channel.entry(sequence).await;
+        let Some(entry) = verified.note(entry)? else {
+            before = None;
+            continue;
+        };
+        verified.entries += 1;
+        let key = layout::channel_entry(model, name, sequence);
+        let before_it = before.take().filter(|before| before.sequence + 1 == sequence);
+        if before_it.is_some_and(|before| entry.previous != Some(before.snapshot)) {
+            let why = "its `previous` is not where the entry before points";
+            verified.problems.push(StoreError::new(Class::Integrity, &key, why));
         }
-        let mut before: Option<ChannelEntry> = None;
-        for sequence in sequences {
-            let entry = channel.entry(sequence).await;
-            let Some(entry) = verified.note(entry)? else {
-                before = None;
-                continue;
-            };
-            verified.entries += 1;
-            let key = layout::channel_entry(model, &name, sequence);
-            let before_it = before.take().filter(|before| before.sequence + 1 == sequence);
-            if before_it.is_some_and(|before| entry.previous != Some(before.snapshot)) {
-                let why = "its `previous` is not where the entry before points";
-                verified.problems.push(StoreError::new(Class::Integrity, &key, why));
-            }
-            check_entry(root, model, &key, &entry, verified).await?;
-            before = Some(entry);
-        }
-        if hint.is_some_and(|hint| hint > highest) {
-            let key = layout::channel_hint(model, &name);
-            let why = format!(
-                "it is ahead of the log, which ends at {highest}: the newest entries may have been deleted"
-            );
-            verified.problems.push(StoreError::new(Class::Integrity, key, why));
-        }
+        check_entry(root, model, &key, &entry, verified).await?;
+        before = Some(entry);
+    }
+    if hint.is_some_and(|hint| hint > highest) {
+        let key = layout::channel_hint(model, name);
+        let why = format!(
+            "it is ahead of the log, which ends at {highest}: the newest entries may have been deleted"
+        );
+        verified.problems.push(StoreError::new(Class::Integrity, key, why));
     }
     Ok(())
 }
@@ -189,16 +205,20 @@ async fn check_chunks(
     model: &ModelName,
     chunks: BTreeMap<ChunkId, u64>,
     verified: &mut Verified,
-    progress: Progress<'_>,
+    limits: &Limits,
+    progress: &dyn Progress,
 ) -> Result<()> {
-    let reads = futures::stream::iter(chunks)
-        .map(|(id, size)| async move { (size, chunk::check(root, model, Chunk { id, size }).await) });
-    let mut reads = reads.buffer_unordered(CONCURRENCY);
+    progress.start(chunks.values().sum());
+    let reads = futures::stream::iter(chunks).map(|(id, size)| async move {
+        let _memory = limits.memory_for(size).await;
+        (size, chunk::check(root, model, Chunk { id, size }).await)
+    });
+    let mut reads = reads.buffer_unordered(limits.chunks.max(1));
     while let Some((size, read)) = reads.next().await {
         verified.note(read)?;
         verified.chunks += 1;
         verified.bytes += size;
-        progress(size);
+        progress.advance(size);
     }
     Ok(())
 }

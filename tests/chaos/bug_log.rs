@@ -9,6 +9,8 @@ use serde_json::json;
 use weighbridge_schemas::job::Ended;
 use weighbridge_snapshots::channel::Channel;
 use weighbridge_snapshots::error::Result;
+use weighbridge_snapshots::fetch::Limits;
+use weighbridge_snapshots::pace::Pace;
 use weighbridge_snapshots::root::{Intercept, Request, Root};
 use weighbridge_snapshots::verify;
 
@@ -44,7 +46,9 @@ async fn watch(root: Root, over: Arc<AtomicBool>) -> Vec<u64> {
     let mut seen = Vec::new();
     while !over.load(Ordering::SeqCst) {
         if let Some(entry) = Channel::new(&root, &model, &prod).latest().await.unwrap() {
-            let verified = verify::snapshot(&root, &model, &entry.snapshot, &|_| {}).await.unwrap();
+            let limits = Limits::new(&root, 64 << 20, 4, Pace::default());
+            let verified =
+                verify::snapshot(&root, &model, &entry.snapshot, None, &limits, &()).await.unwrap();
             assert!(verified.problems.is_empty(), "step {}: {:?}", entry.step, verified.problems);
             if seen.last() != Some(&entry.step) {
                 seen.push(entry.step);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::policy::Retention;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::retain::{self, Collected, HEEDED, HOLD, Options, pins};
 use weighbridge_snapshots::root::{Absent, Root};
 
@@ -83,7 +83,17 @@ impl Gc {
             text.push_str(&shown(&model, &collected, &named, self.dry_run));
             documents.push(document(&model, &collected, named, self.dry_run));
         }
-        let document = json!({ "dry_run": self.dry_run, "models": documents });
+        let mut document = json!({ "dry_run": self.dry_run, "models": documents });
+        if self.model.is_none() {
+            let hours = self.grace_hours.unwrap_or_else(|| Retention::default().grace_hours);
+            let grace = Duration::from_secs(u64::from(hours) * 3600);
+            let (left, size) = retain::tidy(&root, grace, self.dry_run).await?;
+            left.iter().filter(|_| self.dry_run).for_each(|key| text.push_str(&format!("  {key}\n")));
+            let verb = if self.dry_run { "would end" } else { "ended" };
+            let writes = count(left.len() as u64, "unfinished write");
+            text.push_str(&format!("the store: {verb} {writes} ({})\n", bytes(size)));
+            document["unfinished"] = json!(left);
+        }
         context.output.done(&document, || text);
         Ok(())
     }
@@ -205,7 +215,7 @@ impl Unpin {
 
 async fn set(context: &Context, reference: &str, pinned: bool, why: &str) -> Result<()> {
     let root = context.root(Absent::Refuse)?;
-    let (model, id) = Reference::locate(reference, &root, &default_channel()).await?;
+    let Located { model, snapshot: id, .. } = Reference::locate(reference, &root, &default_channel()).await?;
     let operation =
         weighbridge_snapshots::channel::Operation { id: clock::operation_id(), ..context.operation()? };
     let changed = pins::set(&root, &model, &id, pinned, why, &operation).await?;

@@ -14,7 +14,7 @@ use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::layout;
 use weighbridge_snapshots::manifest;
-use weighbridge_snapshots::reference::{PREFIX_DIGITS, Reference};
+use weighbridge_snapshots::reference::{Located, PREFIX_DIGITS, Reference};
 use weighbridge_snapshots::retain::claims;
 use weighbridge_snapshots::root::{Absent, Root};
 
@@ -123,7 +123,8 @@ impl Promote {
             )));
         }
         let Roots { demanding, appending } = self.signatures.roots(context)?;
-        let (model, id) = Reference::locate(&self.reference, &demanding, &self.channel).await?;
+        let Located { model, snapshot: id, .. } =
+            Reference::locate(&self.reference, &demanding, &self.channel).await?;
         let wanted = wanted(&demanding, &model, id, Reason::Promote, self.force).await?;
         append(context, &appending, &model, &self.channel, wanted).await
     }
@@ -149,7 +150,7 @@ impl Rollback {
         let id = match &self.to {
             Some(text) => {
                 let reference = Reference { model: model.clone(), at: Some(text.clone()) };
-                reference.resolve(&root, &name).await?
+                reference.resolve(&root, &name).await?.snapshot
             }
             None => before(&root, &model, &name, &latest).await?,
         };

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use weighbridge_queue::Taker;
+use weighbridge_snapshots::probe;
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::drop::SpoolOption;
@@ -196,6 +197,7 @@ impl WorkOptions {
             }
             health.queue_fails(&error);
         }
+        tried_out(steps.root(), &health, stop.clone()).await?;
         worker::run(steps, concurrency, options, health, stop).await;
         if context.output.is_json() {
             let why = if told.is_set() { "told" } else { "empty" };
@@ -247,6 +249,27 @@ impl WorkOptions {
         };
         let root = self.root(context)?;
         Ok(Steps::new(root, context.queue_patiently(PATIENCE).await?, options, Arc::new(Metrics::default())))
+    }
+}
+
+/// Tries the store out before anything is published into it, for as long as it is away, or until told to stop. One that
+/// will never do is said now.
+async fn tried_out(root: &Root, health: &Health, mut stop: Stop) -> Result<()> {
+    loop {
+        let ensured = tokio::select! {
+            ensured = probe::ensure(root) => ensured.map_err(Failure::from),
+            () = stop.wait() => return Ok(()),
+        };
+        let Err(failure) = ensured else { return Ok(()) };
+        if failure.kind == weighbridge_schemas::error::Kind::Permanent {
+            return Err(failure);
+        }
+        tracing::warn!(%failure, "the store cannot be tried out yet");
+        health.failed(&failure);
+        tokio::select! {
+            () = tokio::time::sleep(PATIENCE) => {}
+            () = stop.wait() => return Ok(()),
+        }
     }
 }
 

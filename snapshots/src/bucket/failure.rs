@@ -124,6 +124,8 @@ impl Failure {
                 Self::NoBucket
             }
             Store::NotFound { .. } => Self::Absent(tell(error)),
+            // Of many that are deleted at once each has an answer of its own, within one that went well.
+            Store::Generic { .. } if last().contains("(code: AccessDenied)") => Self::Denied(tell(error)),
             Store::AlreadyExists { .. } => Self::Present,
             Store::Precondition { .. } | Store::NotModified { .. } => Self::Changed,
             Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => Self::Denied(tell(error)),

@@ -108,6 +108,19 @@ pub async fn collect(
     Ok(collected)
 }
 
+/// What belongs to no model and is left: unfinished writes, and what a killed probe left, which are older than the grace
+/// period, and than [`LEAST_IDLE`] at the least. It is deleted, unless `dry_run`; gives the keys, and how many bytes
+/// are known of.
+///
+/// # Errors
+/// As the store fails.
+pub async fn tidy(root: &Root, grace: Duration, dry_run: bool) -> Result<(Vec<String>, u64)> {
+    remains::tidy(root, grace.max(LEAST_IDLE), dry_run).await
+}
+
+/// A write that was not gone on with for so long is nobody's any more.
+pub const LEAST_IDLE: Duration = Duration::from_secs(3600);
+
 /// What [`collect`] would delete now; nothing is changed.
 ///
 /// # Errors

@@ -65,6 +65,33 @@ fn tell(others: &[Key], collected: &mut Collected, told: Told<'_>) {
     collected.remains += others.len() as u64;
 }
 
+/// What belongs to no model; see [`super::tidy`].
+pub(super) async fn tidy(root: &Root, grace: Duration, dry_run: bool) -> Result<(Vec<String>, u64)> {
+    let mut keys = Vec::new();
+    let mut bytes = 0u64;
+    for one in root.unfinished(grace).await? {
+        keys.push(format!("{}#{}", one.key, one.id));
+        bytes = bytes.saturating_add(one.bytes.unwrap_or(0));
+        if !dry_run {
+            root.abandon(&one).await?;
+        }
+    }
+    let now = root.now();
+    let mut probed = Vec::new();
+    root.walk(&layout::probes(), None, |listed| {
+        if !layout::is_probes_note(&listed.key) && age(listed.modified, now) >= grace {
+            probed.push(listed.key);
+        }
+        Ok(())
+    })
+    .await?;
+    if !dry_run {
+        root.delete(&probed).await?;
+    }
+    keys.extend(probed.iter().map(ToString::to_string));
+    Ok((keys, bytes))
+}
+
 async fn find(root: &Root, model: &ModelName, options: &Options) -> Result<Remains> {
     let mut remains = Remains::default();
     let now = root.now();
