@@ -108,7 +108,7 @@ pub async fn collect(
     Ok(collected)
 }
 
-/// What belongs to no model and is left: unfinished writes, and what a killed probe left, which are older than the grace
+/// What [`collect`] would delete now; nothing is changed.
 /// period, and than [`LEAST_IDLE`] at the least. It is deleted, unless `dry_run`; gives the keys, and how many bytes
 /// are known of.
 ///
