@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::error::{DocumentError, shorten};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
+use weighbridge_schemas::snapshot::SnapshotManifest;
 
 use crate::catalog;
 use crate::channel::Channel;
@@ -37,6 +39,8 @@ pub struct Located {
     pub snapshot: SnapshotId,
     /// The channel that says so, where one was asked.
     pub followed: Option<Followed>,
+    /// The snapshot's manifest, where it was read on the way: it may be large.
+    pub(crate) manifest: Option<Arc<SnapshotManifest>>,
 }
 
 /// Where a channel stood.
@@ -94,7 +98,7 @@ impl Reference {
     }
 
     fn by_id(&self, snapshot: SnapshotId) -> Located {
-        Located { model: self.model.clone(), snapshot, followed: None }
+        Located { model: self.model.clone(), snapshot, followed: None, manifest: None }
     }
 
     /// The model and snapshot that `text` points at: a reference, or a whole snapshot id of any model.
@@ -102,7 +106,7 @@ impl Reference {
     /// # Errors
     /// As [`Reference::resolve`]; [`Class::BadLocation`] where `text` is no reference.
     pub async fn locate(text: &str, root: &Root, default: &ChannelName) -> Result<Located> {
-        let by_id = |(model, snapshot)| Located { model, snapshot, followed: None };
+        let by_id = |(model, snapshot)| Located { model, snapshot, followed: None, manifest: None };
         if let Ok(id) = text.parse::<SnapshotId>() {
             for model in catalog::models(root).await? {
                 if root.size(&layout::snapshot(&model, &id)).await?.is_some() {
@@ -162,9 +166,11 @@ impl Reference {
 /// The one snapshot, of whatever model, whose id begins with `text`; `None` where `text` is a model's name, or no such
 /// digits, or names none or several.
 async fn by_bare_prefix(text: &str, root: &Root) -> Result<Option<(ModelName, SnapshotId)>> {
+    if text.len() < PREFIX_DIGITS || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Ok(None);
+    }
     let models = catalog::models(root).await?;
-    let digits = text.len() >= PREFIX_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if !digits || models.iter().any(|model| model.as_str() == text) {
+    if models.iter().any(|model| model.as_str() == text) {
         return Ok(None);
     }
     let mut found = Vec::new();
@@ -180,17 +186,22 @@ async fn by_bare_prefix(text: &str, root: &Root) -> Result<Option<(ModelName, Sn
 /// What channel `name` points at now; `None` where it has no entries.
 pub(crate) async fn follow(root: &Root, model: &ModelName, name: &ChannelName) -> Result<Option<Located>> {
     let Some(entry) = Channel::new(root, model, name).latest().await? else { return Ok(None) };
-    check_there(root, model, name, &entry).await?;
+    let manifest = Some(Arc::new(check_there(root, model, name, &entry).await?));
     let snapshot = entry.snapshot;
     let followed = Some(Followed { channel: name.clone(), entry });
-    Ok(Some(Located { model: model.clone(), snapshot, followed }))
+    Ok(Some(Located { model: model.clone(), snapshot, followed, manifest }))
 }
 
 /// A channel's snapshot is in the store and is what the entry says: else something was deleted or altered.
-async fn check_there(root: &Root, model: &ModelName, name: &ChannelName, entry: &ChannelEntry) -> Result<()> {
+async fn check_there(
+    root: &Root,
+    model: &ModelName,
+    name: &ChannelName,
+    entry: &ChannelEntry,
+) -> Result<SnapshotManifest> {
     let found = manifest::get(root, model, &entry.snapshot).await;
     let why = match found {
-        Ok(found) if found.run == entry.run && found.step == entry.step => return Ok(()),
+        Ok(found) if found.run == entry.run && found.step == entry.step => return Ok(found),
         Ok(_) => {
             format!("the run or step of entry {} of channel {name} is not its snapshot's", entry.sequence)
         }

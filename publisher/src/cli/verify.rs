@@ -51,7 +51,7 @@ impl Verify {
             Some(text)
                 if text.contains('@') || text.parse::<weighbridge_schemas::ids::SnapshotId>().is_ok() =>
             {
-                let Located { model, snapshot, followed } =
+                let Located { model, snapshot, followed, .. } =
                     Reference::locate(text, &demanding, &default_channel()).await?;
                 let channel = followed.map(|followed| followed.channel);
                 let verified =

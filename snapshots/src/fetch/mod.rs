@@ -114,14 +114,12 @@ pub async fn fetch(
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Fetched> {
-    let found = manifest::get(root, &located.model, &located.snapshot).await?;
     let _lock = folder.lock().await?;
-    let (located, seen) = checked(root, located, folder, forget).await?;
+    let (mut located, seen) = checked(root, located, folder, forget).await?;
     let id = located.snapshot;
-    let found = if SnapshotId::of(&found.to_bytes()) == id {
-        found
-    } else {
-        manifest::get(root, &located.model, &id).await?
+    let found = match located.manifest.take() {
+        Some(found) => found,
+        None => Arc::new(manifest::get(root, &located.model, &id).await?),
     };
     let fetched = bring(root, &id, found, folder, limits, progress).await?;
     if let Some(followed) = located.followed {
@@ -157,7 +155,7 @@ async fn checked(root: &Root, located: Located, folder: &Folder, forget: bool) -
 async fn bring(
     root: &Root,
     id: &SnapshotId,
-    manifest: SnapshotManifest,
+    manifest: Arc<SnapshotManifest>,
     folder: &Folder,
     limits: &Limits,
     progress: &dyn Progress,

@@ -108,9 +108,9 @@ pub async fn collect(
     Ok(collected)
 }
 
-/// What [`collect`] would delete now; nothing is changed.
-/// period, and than [`LEAST_IDLE`] at the least. It is deleted, unless `dry_run`; gives the keys, and how many bytes
-/// are known of.
+/// What belongs to no model and is left: unfinished writes, and what a killed probe left, which are older than the
+/// grace period, and than [`LEAST_IDLE`] at the least. It is deleted, unless `dry_run`; gives the keys, and how many
+/// bytes are known of.
 ///
 /// # Errors
 /// As the store fails.
