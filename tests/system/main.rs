@@ -37,4 +37,5 @@ mod store;
 mod synthetic;
 mod torch_save;
 mod transforms;
+mod upkeep;
 mod watched;
