@@ -8,6 +8,7 @@
 //! | [`bucket`] | a store in a bucket: S3, Google's, Azure's |
 //! | [`pace`] | how fast bytes may come in |
 //! | `local`, `disk` | how objects get into a folder, and onto the disk |
+//! | `left` | what killed processes leave in a folder |
 //! | [`chunk`] | where tables are cut; chunks written and read, always verified |
 //! | [`files`] | how tensors are laid out in a snapshot's safetensors files |
 //! | [`manifest`] | snapshot manifests and validation reports in the store |
@@ -38,6 +39,7 @@ pub mod fetch;
 pub mod files;
 pub mod jobs;
 pub mod layout;
+mod left;
 mod local;
 pub mod manifest;
 mod outside;

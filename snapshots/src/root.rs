@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -17,11 +18,14 @@ use weighbridge_schemas::time::Timestamp;
 use crate::bucket::{self, Bucket};
 pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
+use crate::left;
 use crate::local::Local;
 use crate::outside;
 use crate::pace::Pace;
 use crate::sign::{Signers, Trust};
 
+/// How often what was there, and then was not, is written.
+const COLLECTED: usize = 10;
 /// Objects that are listed at a time.
 const PAGE: usize = 1000;
 
@@ -86,6 +90,13 @@ pub struct Request {
     pub key: Key,
     /// How many bytes it writes.
     pub bytes: usize,
+}
+
+/// A moment by two clocks: the machine's, which nobody sets and which goes on while it sleeps, and the store's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    running: Duration,
+    told: Timestamp,
 }
 
 /// Whether a store that is not there yet is made.
@@ -249,6 +260,18 @@ impl Root {
         Timestamp::from_nanoseconds(outside::nanoseconds() + i128::from(ahead) * 1_000_000_000)
     }
 
+    /// This moment.
+    pub(crate) fn moment(&self) -> Moment {
+        Moment { running: outside::running(), told: self.now() }
+    }
+
+    /// How long ago `since` was: what the clock that told more says. One that was set forward makes others take for
+    /// old what is not, and one that stands still while the machine sleeps hides that time has passed.
+    pub(crate) fn passed(&self, since: Moment) -> Duration {
+        let told = self.now().nanoseconds().saturating_sub(since.told.nanoseconds());
+        outside::running().saturating_sub(since.running).max(Duration::from_nanos(told))
+    }
+
     /// Writes `bytes` under `key` if nothing is there yet. Durable when it returns; and everything that was put before
     /// is on the disk before its name appears. [`Put::Present`] may be the word for a put of one's own, whose answer
     /// was lost: whoever gets it reads what is there.
@@ -329,11 +352,20 @@ impl Root {
         };
         let (root, key) = (self.clone(), key.clone());
         apart("writing", move || {
-            let put = root.request("put_ahead", &key, bytes.len(), || local.put(&key, &bytes))?;
-            if put == Put::Written || root.request("holds", &key, 0, || local.holds(&key, &bytes))? {
-                return Ok(put);
+            for _ in 0..COLLECTED {
+                let put = root.request("put_ahead", &key, bytes.len(), || local.put(&key, &bytes))?;
+                if put == Put::Written {
+                    return Ok(put);
+                }
+                match root.request("holds", &key, 0, || local.holds(&key, &bytes))? {
+                    Some(true) => return Ok(put),
+                    Some(false) => return Err(other(&key)),
+                    // It was there, and has been collected since.
+                    None => {}
+                }
             }
-            Err(other(&key))
+            let why = format!("it was there, and then gone, {COLLECTED} times; run it again");
+            Err(StoreError::new(Class::Conflict, &key, why))
         })
         .await
     }
@@ -489,7 +521,16 @@ impl Root {
                 Place::Folder(local, store) => {
                     local.check()?;
                     let listed = store.list_with_delimiter(Some(folder)).await;
-                    listed.map_err(|error| StoreError::store(folder, &error))
+                    let mut listed = listed.map_err(|error| StoreError::store(folder, &error))?;
+                    // What gc has emptied is there no more, as in a bucket.
+                    let mut folders = Vec::with_capacity(listed.common_prefixes.len());
+                    for prefix in listed.common_prefixes {
+                        if left::holds_a_file(&local.path(&prefix)?) {
+                            folders.push(prefix);
+                        }
+                    }
+                    listed.common_prefixes = folders;
+                    Ok(listed)
                 }
                 Place::Bucket(bucket) => bucket.entries(folder).await,
             }
@@ -502,17 +543,61 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails; some of them may be gone then.
     pub async fn delete(&self, keys: &[Key]) -> Result<()> {
+        self.delete_within(keys, self.moment(), Duration::MAX).await
+    }
+
+    /// As [`Self::delete`]; nothing more is begun once `limit` has passed since `since`. In a folder what was removed is
+    /// removed from the disk too when it returns.
+    ///
+    /// # Errors
+    /// [`Class::Conflict`] where it was too late for some; else as [`Self::delete`].
+    pub(crate) async fn delete_within(&self, keys: &[Key], since: Moment, limit: Duration) -> Result<()> {
         let Some(first) = keys.first() else { return Ok(()) };
+        let in_time = move |root: &Self, key: &Key| {
+            let why = "it was to be deleted, and it is too late for that: this process stood still";
+            let late = || StoreError::new(Class::Conflict, key, why);
+            if root.passed(since) < limit { Ok(()) } else { Err(late()) }
+        };
         let delete = async {
             match &self.place {
                 Place::Folder(local, _) => {
-                    let (local, keys) = (Arc::clone(local), keys.to_vec());
-                    apart("deleting", move || keys.iter().try_for_each(|key| local.delete(key))).await
+                    let (root, local, keys) = (self.clone(), Arc::clone(local), keys.to_vec());
+                    apart("deleting", move || {
+                        for key in &keys {
+                            in_time(&root, key)?;
+                            local.delete(key)?;
+                        }
+                        local.settle()
+                    })
+                    .await
                 }
-                Place::Bucket(bucket) => bucket.delete(keys).await,
+                Place::Bucket(bucket) => {
+                    in_time(self, first)?;
+                    bucket.delete(keys).await
+                }
             }
         };
         self.request_async("delete", first, keys.len(), delete).await
+    }
+
+    /// What processes that were killed left below `folder`, where the store is a folder: files without a name, and
+    /// folders without a file; nothing that is younger than `age`. It is removed where `remove` says so.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub(crate) async fn left(&self, folder: &Key, age: Duration, remove: bool) -> Result<Vec<String>> {
+        let Place::Folder(local, _) = &self.place else { return Ok(Vec::new()) };
+        let (local, folder) = (Arc::clone(local), folder.clone());
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let before = i128::from(self.now().nanoseconds().saturating_sub(age));
+        apart("looking for what was left", move || {
+            let path = local.path(&folder)?;
+            let left = left::files(&path, before, remove);
+            let left = left.map_err(|error| StoreError::io(&folder, &error))?;
+            let names = left.iter().filter_map(|path| path.strip_prefix(local.folder()).ok());
+            Ok(names.map(|name| name.display().to_string()).collect())
+        })
+        .await
     }
 }
 
