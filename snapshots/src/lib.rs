@@ -10,6 +10,7 @@
 //! | [`pace`] | how fast bytes may come in |
 //! | [`unfinished`] | what writes that came to no end left behind |
 //! | `local`, `disk` | how objects get into a folder, and onto the disk |
+//! | `left` | folders that gc has emptied |
 //! | [`chunk`] | where tables are cut; chunks written and read, always verified |
 //! | [`files`] | how tensors are laid out in a snapshot's safetensors files |
 //! | [`manifest`] | snapshot manifests and validation reports in the store |
@@ -40,6 +41,7 @@ pub mod fetch;
 pub mod files;
 pub mod jobs;
 pub mod layout;
+mod left;
 mod local;
 pub mod manifest;
 mod outside;

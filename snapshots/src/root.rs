@@ -4,6 +4,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::ObjectMeta;
 use object_store::local::LocalFileSystem;
@@ -14,6 +15,7 @@ use weighbridge_schemas::time::Timestamp;
 use crate::bucket::{self, Bucket};
 pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
+use crate::left;
 use crate::local::Local;
 use crate::outside;
 use crate::sign::{Signers, Trust};
@@ -81,6 +83,13 @@ pub struct Request {
     pub key: Key,
     /// How many bytes it writes.
     pub bytes: usize,
+}
+
+/// A moment by two clocks: the machine's, which nobody sets and which goes on while it sleeps, and the store's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    running: Duration,
+    told: Timestamp,
 }
 
 /// Whether a store that is not there yet is made.
@@ -256,6 +265,35 @@ impl Root {
             Place::Folder(..) => (None, None),
             Place::Bucket(bucket) => bucket.destination(),
         }
+    }
+
+    /// This moment.
+    pub(crate) fn moment(&self) -> Moment {
+        Moment { running: outside::running(), told: self.now() }
+    }
+
+    /// How long ago `since` was: what the clock that told more says. One that was set forward makes others take for
+    /// old what is not, and one that stands still while the machine sleeps hides that time has passed.
+    pub(crate) fn passed(&self, since: Moment) -> Duration {
+        let told = self.now().nanoseconds().saturating_sub(since.told.nanoseconds());
+        outside::running().saturating_sub(since.running).max(Duration::from_nanos(told))
+    }
+
+    /// Removes folders below `folder` that hold nothing, and in which nothing was done for longer than `age`, where the
+    /// store is a folder.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store fails.
+    pub(crate) async fn drop_empty_folders(&self, folder: &Key, age: Duration) -> Result<()> {
+        let Place::Folder(local, _) = &self.place else { return Ok(()) };
+        let (local, folder) = (Arc::clone(local), folder.clone());
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let before = i128::from(self.now().nanoseconds().saturating_sub(age));
+        apart("looking for empty folders", move || {
+            let dropped = left::drop_empty(&local.path(&folder)?, before);
+            dropped.map_err(|error| StoreError::io(&folder, &error))
+        })
+        .await
     }
 }
 

@@ -1,9 +1,10 @@
 //! The whole store, one model, or one snapshot: every byte read and checked.
 //!
 //! A flipped byte in a chunk or a manifest shows as a hash that is not the object's name; a missing chunk shows as
-//! one that a manifest names in vain. Problems are collected, not only the first: an operator wants the extent.
+//! one that a manifest names in vain. Problems are collected, not only the first: an operator wants the extent. What gc
+//! deletes meanwhile, or has deleted, is no problem.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::StreamExt;
 use object_store::path::Path as Key;
@@ -12,6 +13,7 @@ use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::{ChannelName, ModelName};
+use weighbridge_schemas::policy::Retention;
 use weighbridge_schemas::snapshot::Chunk;
 
 use crate::catalog;
@@ -35,6 +37,8 @@ pub struct Verified {
     pub snapshots: u64,
     /// Channel entries checked.
     pub entries: u64,
+    /// Entries so old that gc need not have kept their snapshots, and has not.
+    pub collected: u64,
     /// Chunks read and hashed.
     pub chunks: u64,
     /// Their bytes.
@@ -77,7 +81,8 @@ pub async fn snapshot(
         check_channel(root, model, name, &mut verified).await?;
     }
     if let Some(found) = verified.note(found)? {
-        check_chunks(root, model, found.chunks(), &mut verified, limits, progress).await?;
+        let missing = check_chunks(root, model, found.chunks(), &mut verified, limits, progress).await?;
+        verified.problems.extend(missing.into_iter().map(|(_, problem)| problem));
     }
     Ok(verified)
 }
@@ -98,17 +103,40 @@ pub async fn model(
     for id in catalog::snapshots(root, model).await? {
         verified.snapshots += 1;
         let found = manifest::get(root, model, &id).await;
+        let report = manifest::report(root, model, &id).await;
+        if root.size(&layout::snapshot(model, &id)).await?.is_none() {
+            // Its manifest goes first.
+            verified.snapshots -= 1;
+            continue;
+        }
         if let Some(found) = verified.note(found)? {
             chunks.extend(found.chunks());
         }
-        let report = manifest::report(root, model, &id).await;
         verified.note(report)?;
     }
     for name in catalog::channels(root, model).await? {
         check_channel(root, model, &name, &mut verified).await?;
     }
-    check_chunks(root, model, chunks, &mut verified, limits, progress).await?;
+    let missing = check_chunks(root, model, chunks, &mut verified, limits, progress).await?;
+    if !missing.is_empty() {
+        let named = named(root, model).await?;
+        let vain = missing.into_iter().filter(|(id, _)| named.contains(id));
+        verified.problems.extend(vain.map(|(_, problem)| problem));
+    }
     Ok(verified)
+}
+
+/// The chunks that snapshots name which are there now.
+async fn named(root: &Root, model: &ModelName) -> Result<BTreeSet<ChunkId>> {
+    let mut named = BTreeSet::new();
+    for id in catalog::snapshots(root, model).await? {
+        match manifest::get(root, model, &id).await {
+            Ok(found) => named.extend(found.chunks().into_keys()),
+            Err(error) if matches!(error.class(), Class::Integrity | Class::NotFound) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(named)
 }
 
 /// Every entry of the channel can be read, follows the one before, and names a snapshot that is what the entry says.
@@ -142,7 +170,8 @@ async fn check_channel(
             let why = "its `previous` is not where the entry before points";
             verified.problems.push(StoreError::new(Class::Integrity, &key, why));
         }
-        check_entry(root, model, &key, &entry, verified).await?;
+        let may_be_gone = highest - sequence >= u64::from(Retention::default().keep_history);
+        check_entry(root, model, &key, &entry, may_be_gone, verified).await?;
         before = Some(entry);
     }
     if hint.is_some_and(|hint| hint > highest) {
@@ -160,6 +189,7 @@ async fn check_entry(
     model: &ModelName,
     key: &Key,
     entry: &ChannelEntry,
+    may_be_gone: bool,
     verified: &mut Verified,
 ) -> Result<()> {
     let why = match manifest::get(root, model, &entry.snapshot).await {
@@ -167,6 +197,10 @@ async fn check_entry(
         Ok(_) => "the entry's run or step is not its snapshot's".to_owned(),
         // A damaged manifest has been noted with the snapshots.
         Err(error) if error.class() == Class::Integrity => return Ok(()),
+        Err(error) if error.class() == Class::NotFound && may_be_gone => {
+            verified.collected += 1;
+            return Ok(());
+        }
         Err(error) if error.class() == Class::NotFound => {
             format!("the entry's snapshot {} is not in the store", entry.snapshot)
         }
@@ -200,6 +234,7 @@ async fn listed_chunks(
     Ok(chunks)
 }
 
+/// Reads chunks; gives those that are not there.
 async fn check_chunks(
     root: &Root,
     model: &ModelName,
@@ -207,18 +242,27 @@ async fn check_chunks(
     verified: &mut Verified,
     limits: &Limits,
     progress: &dyn Progress,
-) -> Result<()> {
+) -> Result<Vec<(ChunkId, StoreError)>> {
     progress.start(chunks.values().sum());
     let reads = futures::stream::iter(chunks).map(|(id, size)| async move {
         let _memory = limits.memory_for(size).await;
-        (size, chunk::check(root, model, Chunk { id, size }).await)
+        (id, size, chunk::check(root, model, Chunk { id, size }).await)
     });
     let mut reads = reads.buffer_unordered(limits.chunks.max(1));
-    while let Some((size, read)) = reads.next().await {
-        verified.note(read)?;
+    let mut missing = Vec::new();
+    while let Some((id, size, read)) = reads.next().await {
+        match read {
+            Err(error)
+                if error.class() == Class::Integrity
+                    && root.size(&layout::chunk(model, &id)).await?.is_none() =>
+            {
+                missing.push((id, error));
+            }
+            read => drop(verified.note(read)?),
+        }
         verified.chunks += 1;
         verified.bytes += size;
         progress.advance(size);
     }
-    Ok(())
+    Ok(missing)
 }

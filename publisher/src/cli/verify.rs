@@ -79,6 +79,7 @@ async fn all(root: &Root, models: &[ModelName], limits: &Limits, bar: &Bar) -> R
         let verified = verify::model(root, model, limits, bar).await?;
         sum.snapshots += verified.snapshots;
         sum.entries += verified.entries;
+        sum.collected += verified.collected;
         sum.chunks += verified.chunks;
         sum.bytes += verified.bytes;
         sum.problems.extend(verified.problems);
@@ -107,6 +108,7 @@ fn tell(context: &Context, verified: Verified, signed: Option<Audit>) -> ExitCod
     let mut document = json!({
         "snapshots": verified.snapshots,
         "entries": verified.entries,
+        "collected_entries": verified.collected,
         "chunks": verified.chunks,
         "bytes": verified.bytes,
         "problems": listed,
@@ -118,6 +120,10 @@ fn tell(context: &Context, verified: Verified, signed: Option<Audit>) -> ExitCod
         count(verified.chunks, "chunk"),
         bytes(verified.bytes)
     );
+    if verified.collected > 0 {
+        summary
+            .push_str(&format!("; {} of snapshots collected since", count(verified.collected, "old entry")));
+    }
     if let Some((snapshots, channels)) = signatures {
         document["signed"] = json!({ "snapshots": snapshots, "channels": channels });
         let (snapshots, channels) = (count(snapshots, "snapshot"), count(channels, "channel"));

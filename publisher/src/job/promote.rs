@@ -34,7 +34,7 @@ pub async fn promote(
     claim: &Claim,
     force: Force,
 ) -> Result<(Ended, Option<ChannelEntry>)> {
-    claim.check()?;
+    claim.check(root)?;
     let channel = Channel::new(root, &request.model, &request.channel);
     let candidate = Candidate { snapshot, run: &request.run, step: request.step };
     let other_run = request.policy.channel.other_run;

@@ -225,7 +225,7 @@ impl Bucket {
         if done.is_err()
             && let Err(error) = timeout(SILENCE, upload.abort()).await
         {
-            tracing::warn!(%key, %error, "an upload was left unfinished; `gc` ends it");
+            tracing::warn!(%key, %error, "an upload was left unfinished; a rule of the bucket ends it");
         }
         done
     }

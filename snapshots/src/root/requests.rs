@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -10,10 +11,13 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
 use object_store::{ListResult, ObjectStore, ObjectStoreExt, PutPayload};
 
-use super::{Listed, Place, Put, Root, apart};
+use super::{Listed, Moment, Place, Put, Root, apart};
 use crate::error::{Class, Result, StoreError};
+use crate::left;
 use crate::pace::Pace;
 
+/// How often what was there, and then was not, is written.
+const COLLECTED: usize = 10;
 /// Objects that are listed at a time.
 const PAGE: usize = 1000;
 
@@ -98,11 +102,20 @@ impl Root {
         };
         let (root, key) = (self.clone(), key.clone());
         apart("writing", move || {
-            let put = root.request("put_ahead", &key, bytes.len(), || local.put(&key, &bytes))?;
-            if put == Put::Written || root.request("holds", &key, 0, || local.holds(&key, &bytes))? {
-                return Ok(put);
+            for _ in 0..COLLECTED {
+                let put = root.request("put_ahead", &key, bytes.len(), || local.put(&key, &bytes))?;
+                if put == Put::Written {
+                    return Ok(put);
+                }
+                match root.request("holds", &key, 0, || local.holds(&key, &bytes))? {
+                    Some(true) => return Ok(put),
+                    Some(false) => return Err(other(&key)),
+                    // It was there, and has been collected since.
+                    None => {}
+                }
             }
-            Err(other(&key))
+            let why = format!("it was there, and then gone, {COLLECTED} times; run it again");
+            Err(StoreError::new(Class::Conflict, &key, why))
         })
         .await
     }
@@ -258,7 +271,16 @@ impl Root {
                 Place::Folder(local, store) => {
                     local.check()?;
                     let listed = store.list_with_delimiter(Some(folder)).await;
-                    listed.map_err(|error| StoreError::store(folder, &error))
+                    let mut listed = listed.map_err(|error| StoreError::store(folder, &error))?;
+                    // What gc has emptied is there no more, as in a bucket.
+                    let mut folders = Vec::with_capacity(listed.common_prefixes.len());
+                    for prefix in listed.common_prefixes {
+                        if left::holds_a_file(&local.path(&prefix)?) {
+                            folders.push(prefix);
+                        }
+                    }
+                    listed.common_prefixes = folders;
+                    Ok(listed)
                 }
                 Place::Bucket(bucket) => bucket.entries(folder).await,
             }
@@ -271,14 +293,38 @@ impl Root {
     /// # Errors
     /// [`StoreError`] where the store fails; some of them may be gone then.
     pub async fn delete(&self, keys: &[Key]) -> Result<()> {
+        self.delete_within(keys, self.moment(), Duration::MAX).await
+    }
+
+    /// As [`Self::delete`]; nothing more is begun once `limit` has passed since `since`. In a folder what was removed is
+    /// removed from the disk too when it returns.
+    ///
+    /// # Errors
+    /// [`Class::Conflict`] where it was too late for some; else as [`Self::delete`].
+    pub(crate) async fn delete_within(&self, keys: &[Key], since: Moment, limit: Duration) -> Result<()> {
         let Some(first) = keys.first() else { return Ok(()) };
+        let in_time = move |root: &Self, key: &Key| {
+            let why = "it was to be deleted, and it is too late for that: this process stood still";
+            let late = || StoreError::new(Class::Conflict, key, why);
+            if root.passed(since) < limit { Ok(()) } else { Err(late()) }
+        };
         let delete = async {
             match &self.place {
                 Place::Folder(local, _) => {
-                    let (local, keys) = (Arc::clone(local), keys.to_vec());
-                    apart("deleting", move || keys.iter().try_for_each(|key| local.delete(key))).await
+                    let (root, local, keys) = (self.clone(), Arc::clone(local), keys.to_vec());
+                    apart("deleting", move || {
+                        for key in &keys {
+                            in_time(&root, key)?;
+                            local.delete(key)?;
+                        }
+                        local.settle()
+                    })
+                    .await
                 }
-                Place::Bucket(bucket) => bucket.delete(keys).await,
+                Place::Bucket(bucket) => {
+                    in_time(self, first)?;
+                    bucket.delete(keys).await
+                }
             }
         };
         self.request_async("delete", first, keys.len(), delete).await
