@@ -9,4 +9,27 @@
     reason = "a test fails by panicking, prints what it measured, and looks at the environment"
 )]
 
+mod again;
+#[path = "../system/binary.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod binary;
+mod channels;
+mod damage;
+#[path = "../system/fetched.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod fetched;
+#[path = "../system/fixtures.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod fixtures;
+mod golden;
+mod places;
+#[path = "../system/queued.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod queued;
+mod races;
+mod signed;
 mod support;
+#[path = "../system/volume.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod volume;
+mod work;

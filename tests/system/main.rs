@@ -13,6 +13,7 @@
 )]
 
 mod artifacts;
+#[allow(dead_code, reason = "shared with other tests")]
 mod binary;
 mod bug_log;
 mod commands;
@@ -20,6 +21,7 @@ mod crash;
 mod damage;
 mod digests;
 mod encodings;
+mod fetched;
 mod fixtures;
 mod gates;
 mod golden;
@@ -35,4 +37,5 @@ mod signing;
 mod synthetic;
 mod torch_save;
 mod transforms;
+mod volume;
 mod watched;
