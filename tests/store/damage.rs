@@ -6,19 +6,22 @@ use serde_json::Value;
 use crate::fixtures::torchrec;
 use crate::places::{House, everywhere};
 
+/// A served folder holds this version and no other, whole.
+#[track_caller]
+pub(crate) fn serves_alone(served: &std::path::Path, snapshot: &str) {
+    let current = std::fs::read_link(served.join("current")).unwrap();
+    assert_eq!(current, std::path::Path::new("versions").join(snapshot));
+    let versions: Vec<_> =
+        std::fs::read_dir(served.join("versions")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(versions, [snapshot]);
+    crate::fetched::tensors(&served.join("current"));
+}
+
 impl House {
     /// The served folder holds this version and no other, whole.
     #[track_caller]
     pub(crate) fn serves_alone(&self, snapshot: &str) {
-        let served = self.store.served();
-        let current = std::fs::read_link(served.join("current")).unwrap();
-        assert_eq!(current, std::path::Path::new("versions").join(snapshot));
-        let versions: Vec<_> = std::fs::read_dir(served.join("versions"))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
-        assert_eq!(versions, [snapshot]);
-        crate::fetched::tensors(&served.join("current"));
+        serves_alone(&self.store.served(), snapshot);
     }
 
     /// Whoever reads is refused, and told which object it is.

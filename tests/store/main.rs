@@ -13,6 +13,7 @@ mod again;
 #[path = "../system/binary.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod binary;
+mod chance;
 mod channels;
 mod damage;
 #[path = "../system/fetched.rs"]
@@ -22,13 +23,18 @@ mod fetched;
 #[allow(dead_code, reason = "shared with other tests")]
 mod fixtures;
 mod golden;
+mod kills;
+mod parts;
 mod places;
 #[path = "../system/queued.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod queued;
 mod races;
+mod refusals;
+mod room;
 mod signed;
 mod support;
+mod told;
 #[path = "../system/volume.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod volume;
