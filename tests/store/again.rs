@@ -18,8 +18,8 @@ use weighbridge_snapshots::channel::{Appended, Channel, Move, Operation};
 use weighbridge_snapshots::error::StoreError;
 use weighbridge_snapshots::root::{Absent, Durability, Put, Root};
 
-/// The variable by which a process learns that it is such a one: where the store lies, and for how many milliseconds
-/// it is patient.
+/// The variable by which a process learns that it is such a one: where the store lies, and for how many seconds it
+/// is patient.
 const TOLD: &str = "WEIGHBRIDGE_STORE_TOLD";
 /// What stands before an answer; the test's harness writes to the same output.
 const ANSWER: &str = "ANSWER ";
@@ -42,7 +42,7 @@ impl Again {
     pub(crate) fn start(location: &str, variables: &BTreeMap<String, String>, patience: Duration) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "again::again", "--nocapture"]).envs(variables);
-        command.env(TOLD, json!([location, patience.as_millis() as u64]).to_string());
+        command.env(TOLD, json!([location, patience.as_secs()]).to_string());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         Self { child, orders, answers: BufReader::new(answers) }
@@ -76,7 +76,7 @@ impl Again {
 fn again() {
     let Ok(told) = std::env::var(TOLD) else { return };
     let (location, patience): (String, u64) = serde_json::from_str(&told).unwrap();
-    let options = Options { patience: Duration::from_millis(patience), ..Options::default() };
+    let options = Options { patience: Duration::from_secs(patience), ..Options::default() };
     let root = Root::open_as(&location, Absent::Create, Durability::Synced, &options).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     for line in std::io::stdin().lines() {
