@@ -91,7 +91,7 @@ fn publish_and_fetch_end_right_through_a_network_that_fails_by_chance() {
         let read = proxy.counts();
         let times = read.read as f64 / wanted.bytes as f64;
         println!(
-            "{place:?}: {} bytes, published in {publish:?} with {} faults, fetched with {} faults, read {times:.3} times",
+            "{place:?}: {} bytes, published in {publish:?}, {} faults; fetched, {} faults, read {times:.3} times",
             wanted.bytes, counts.faults, read.faults
         );
         assert!(read.faults > 5 && times < 1.3, "{times}, {read:?}");

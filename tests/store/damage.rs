@@ -14,7 +14,7 @@ pub(crate) fn serves_alone(served: &std::path::Path, snapshot: &str) {
     let versions: Vec<_> =
         std::fs::read_dir(served.join("versions")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(versions, [snapshot]);
-    crate::fetched::tensors(&served.join("current"));
+    crate::tensors::tensors(&served.join("current"));
 }
 
 impl House {

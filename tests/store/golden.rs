@@ -3,9 +3,9 @@
 
 use serde_json::Value;
 
-use crate::fetched::tensors;
 use crate::fixtures::{checkpoints, copy_folder, data, expected, read_json, sha256, torchrec};
 use crate::places::{House, PLACES, everywhere};
+use crate::tensors::tensors;
 
 /// Publishes every golden checkpoint as a step of its own, with all that can be read; each step's snapshot, and the
 /// files that are served.

@@ -16,9 +16,6 @@ mod binary;
 mod chance;
 mod channels;
 mod damage;
-#[path = "../system/fetched.rs"]
-#[allow(dead_code, reason = "shared with other tests")]
-mod fetched;
 #[path = "../system/fixtures.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod fixtures;
@@ -34,6 +31,9 @@ mod refusals;
 mod room;
 mod signed;
 mod support;
+#[path = "../system/tensors.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod tensors;
 mod told;
 #[path = "../system/volume.rs"]
 #[allow(dead_code, reason = "shared with other tests")]

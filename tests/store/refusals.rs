@@ -47,7 +47,7 @@ fn wrong_bytes_once_are_read_again_and_always_are_refused() {
         store.run(arguments).succeeded();
         assert_eq!(once.fired(), 1);
         assert!(files(&elsewhere.join("current")).len() > 1);
-        crate::fetched::tensors(&elsewhere.join("current"));
+        crate::tensors::tensors(&elsewhere.join("current"));
         std::fs::remove_dir_all(&elsewhere).unwrap();
         proxy.pass();
     }

@@ -9,8 +9,8 @@ use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use crate::binary::{Store, spawn, wait};
-use crate::fetched::tensors;
 use crate::fixtures::torchrec;
+use crate::tensors::tensors;
 use weighbridge_tests::synthetic;
 
 /// Kills after a random part of `usual`, at most; says whether the process was still running.

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use crate::binary::Store;
-use crate::fetched::tensors;
 use crate::fixtures::torchrec;
+use crate::tensors::tensors;
 
 fn flip(path: &Path, at: usize) {
     let mut bytes = std::fs::read(path).unwrap();

@@ -8,8 +8,8 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use crate::binary::{Run, Store, wait};
-use crate::fetched::tensors;
 use crate::fixtures::{copy_folder, data, torchrec};
+use crate::tensors::tensors;
 
 /// A folder's files as a manifest declares them.
 fn declare(folder: &Path) -> Vec<Value> {

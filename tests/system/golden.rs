@@ -4,8 +4,8 @@
 use serde_json::Value;
 
 use crate::binary::Store;
-use crate::fetched::tensors;
 use crate::fixtures::{checkpoints, data, expected, read_json, roots, sha256, torchrec};
+use crate::tensors::tensors;
 
 /// Names of torch's dtypes, as safetensors calls them.
 fn safetensors_name(torch: &str) -> &str {

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::binary::{Store, ended, spawn, wait};
-use crate::fetched::tensors;
 use crate::fixtures::torchrec;
+use crate::tensors::tensors;
 
 fn publish(store: &Store, step: &str) -> String {
     let published = store.publish(&torchrec(), &["--step", step]).succeeded();

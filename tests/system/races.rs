@@ -1,8 +1,8 @@
 //! Two at once: publishers of one model, fetches into one folder, operators on one channel.
 
 use crate::binary::{Store, spawn, wait};
-use crate::fetched::tensors;
 use crate::fixtures::torchrec;
+use crate::tensors::tensors;
 use weighbridge_tests::synthetic;
 
 #[test]

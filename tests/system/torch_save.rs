@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use crate::binary::{Store, ended};
-use crate::fetched::tensors;
 use crate::fixtures::{data, read_json, sha256};
+use crate::tensors::tensors;
 
 fn checkpoint(name: &str) -> PathBuf {
     data().join("checkpoints").join(name)

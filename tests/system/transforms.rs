@@ -9,8 +9,8 @@ use serde_json::Value;
 use weighbridge_tests::{peak_memory, synthetic};
 
 use crate::binary::{Run, Store};
-use crate::fetched::{Fetched, tensors};
 use crate::fixtures::{copy_folder, read_json, torchrec};
+use crate::tensors::{Fetched, tensors};
 
 /// A tensor to write: name, dtype, shape, bytes.
 type Written<'t> = (&'t str, Dtype, &'t [usize], Vec<u8>);
