@@ -252,6 +252,23 @@ impl Server {
         keys
     }
 
+    /// How many uploads in parts of objects below `prefix` were begun and neither ended nor given up (S3).
+    ///
+    /// # Panics
+    /// Where the server does not tell.
+    #[must_use]
+    #[expect(clippy::unwrap_used, reason = "only tests use it")]
+    pub fn unfinished_uploads(&self, prefix: &str) -> usize {
+        let url = format!("http://127.0.0.1:{}/{BUCKET}?uploads=", self.port());
+        let mut headers = hyper::HeaderMap::new();
+        assert!(Signer::new(self.kind).sign(&hyper::Method::GET, &url, &mut headers));
+        let told = self.wait(async {
+            let answer = reqwest::Client::new().get(url).headers(headers).send().await?;
+            answer.error_for_status()?.text().await
+        });
+        told.unwrap().matches(&format!("<Key>{prefix}/")).count()
+    }
+
     /// Waits on a thread of its own: the caller's may have a runtime.
     #[expect(clippy::expect_used, clippy::unwrap_used, reason = "only tests use it")]
     fn wait<T: Send>(&self, future: impl Future<Output = T> + Send) -> T {

@@ -283,6 +283,8 @@ pub struct Entry {
     pub asked: Asked,
     /// The answer's status; `None` where the connection ended in its place.
     pub status: Option<u16>,
+    /// When that was.
+    pub when: Instant,
 }
 
 /// What has passed since the start, or since it was last forgotten.
@@ -347,7 +349,7 @@ impl Orders {
         if self.log.len() == LOG {
             self.log.pop_front();
         }
-        self.log.push_back(Entry { asked, status });
+        self.log.push_back(Entry { asked, status, when: Instant::now() });
     }
 }
 

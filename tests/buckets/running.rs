@@ -121,12 +121,24 @@ pub(super) fn seaweedfs(package: &Path) -> Running {
     Running::start(command, ports[0], folder, &left)
 }
 
+/// Moto looks whether an object is there, and puts it then; on threads, so that two who create it at once may both win.
+/// No real store does that: here it is one step.
+const MOTO: &str = r"
+import sys, threading
+from moto import server
+from moto.s3.responses import S3Response
+put, lock = S3Response.put_object, threading.Lock()
+def put_one_at_a_time(self):
+    with lock:
+        return put(self)
+S3Response.put_object = put_one_at_a_time
+server.main(sys.argv[1:])
+";
+
 pub(super) fn moto(package: &Path) -> Running {
     let [port] = crate::ports::free();
     let mut command = Command::new("python3");
-    command
-        .args(["-m", "moto.server", "-H", "127.0.0.1", "-p", &port.to_string()])
-        .env("PYTHONPATH", package);
+    command.args(["-c", MOTO, "-H", "127.0.0.1", "-p", &port.to_string()]).env("PYTHONPATH", package);
     Running::start(command, port, folder(), &[])
 }
 

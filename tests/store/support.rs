@@ -154,9 +154,9 @@ fn a_proxy_without_orders_passes_everything_and_counts() {
 
 #[test]
 fn answers_are_damaged_as_told() {
-    let Some(server) = Server::start(Kind::SeaweedFs) else { return };
-    let proxy = FaultyProxy::start(&server, 1);
-    let client = Client::new(&server, Some(proxy.port()));
+    let Some(server) = crate::places::server(Kind::SeaweedFs) else { return };
+    let proxy = FaultyProxy::start(server, 1);
+    let client = Client::new(server, Some(proxy.port()));
     let bytes: Vec<u8> = (0..1_000_000_u32).map(|number| (number % 251) as u8).collect();
     server.put("a", bytes.clone());
     server.put("b", "another object");
@@ -278,10 +278,10 @@ fn faults_by_chance_happen_and_much_passes_even_so() {
 
 #[test]
 fn large_bodies_pass_in_both_directions() {
-    let Some(server) = Server::start(Kind::SeaweedFs) else { return };
-    let proxy = FaultyProxy::start(&server, 1);
+    let Some(server) = crate::places::server(Kind::SeaweedFs) else { return };
+    let proxy = FaultyProxy::start(server, 1);
     for (way, port) in [("direct", server.port()), ("proxy", proxy.port())] {
-        let client = Client::new(&server, Some(port));
+        let client = Client::new(server, Some(port));
         let started = Instant::now();
         client.runtime.block_on(client.store.put(&Key::from("large"), vec![3; 200 << 20].into())).unwrap();
         let put = started.elapsed();

@@ -1,6 +1,7 @@
 //! Runs the built binary.
 
-use std::ffi::OsStr;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -12,13 +13,14 @@ use tempfile::TempDir;
 pub(crate) fn path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
-        // target/PROFILE/deps/system-HASH
+        // target/PROFILE/deps/TEST-HASH
         let test = std::env::current_exe().unwrap();
         let profile = test.parent().and_then(Path::parent).unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
+        let (name, _) = test.file_name().unwrap().to_str().unwrap().rsplit_once('-').unwrap();
         // With the features that these tests are built with, so that nothing is compiled twice.
-        build.args(["build", "--quiet", "--workspace", "--bin", "weighbridge", "--test", "system"]);
+        build.args(["build", "--quiet", "--workspace", "--bin", "weighbridge", "--test", name]);
         build.arg("--target-dir").arg(profile.parent().unwrap());
         build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
         if profile.ends_with("release") {
@@ -75,18 +77,35 @@ impl Run {
     }
 }
 
-/// A folder with a store in it.
+/// A folder with a store in it; or one from which a store elsewhere is used.
 pub(crate) struct Store {
     pub(crate) folder: TempDir,
+    /// Its URL, and the variables by which it is reached.
+    elsewhere: Option<(String, BTreeMap<String, String>)>,
 }
 
 impl Store {
     pub(crate) fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self { folder: tempfile::tempdir().unwrap(), elsewhere: None }
+    }
+
+    /// The store at this URL, which these variables let one use.
+    pub(crate) fn elsewhere(url: String, variables: BTreeMap<String, String>) -> Self {
+        Self { elsewhere: Some((url, variables)), ..Self::new() }
+    }
+
+    /// What `--store` is given.
+    pub(crate) fn location(&self) -> OsString {
+        self.elsewhere.as_ref().map_or_else(|| self.root().into_os_string(), |(url, _)| url.into())
     }
 
     pub(crate) fn root(&self) -> PathBuf {
         self.folder.path().join("store")
+    }
+
+    /// The variables by which it is reached.
+    pub(crate) fn variables(&self) -> BTreeMap<String, String> {
+        self.elsewhere.as_ref().map(|(_, variables)| variables.clone()).unwrap_or_default()
     }
 
     /// Where tests fetch into.
@@ -97,7 +116,8 @@ impl Store {
     /// The binary with `arguments`, this store, and `--json`.
     pub(crate) fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = Command::new(path());
-        command.args(arguments).arg("--json").arg("--store").arg(self.root());
+        command.args(arguments).arg("--json").arg("--store").arg(self.location());
+        command.envs(self.variables());
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         for variable in ["WEIGHBRIDGE_STORE", "WEIGHBRIDGE_QUEUE", "WEIGHBRIDGE_CONFIG", "WEIGHBRIDGE_LOG"] {
             command.env_remove(variable);

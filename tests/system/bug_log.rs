@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::binary::{Run, Store, ended};
-use crate::golden::tensors;
+use crate::tensors::tensors;
 
 /// A safetensors file: a header of any text, and data.
 fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
@@ -75,7 +75,7 @@ impl Scene {
         ended(bounded.current_dir(self.store.folder.path()).output().unwrap())
     }
 
-    fn fetched(&self) -> std::collections::BTreeMap<String, crate::golden::Fetched> {
+    fn fetched(&self) -> std::collections::BTreeMap<String, crate::tensors::Fetched> {
         self.store.fetch("m").succeeded();
         tensors(&self.store.served().join("current"))
     }

@@ -10,7 +10,7 @@ use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use crate::binary::{Store, spawn, wait};
 use crate::fixtures::torchrec;
-use crate::golden::tensors;
+use crate::tensors::tensors;
 use weighbridge_tests::synthetic;
 
 /// Kills after a random part of `usual`, at most; says whether the process was still running.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::binary::Store;
 use crate::fixtures::torchrec;
-use crate::golden::tensors;
+use crate::tensors::tensors;
 
 fn flip(path: &Path, at: usize) {
     let mut bytes = std::fs::read(path).unwrap();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::binary::{Run, Store, wait};
 use crate::fixtures::{copy_folder, data, torchrec};
-use crate::golden::tensors;
+use crate::tensors::tensors;
 
 /// A folder's files as a manifest declares them.
 fn declare(folder: &Path) -> Vec<Value> {

@@ -9,7 +9,7 @@ use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::Layout;
 
 use crate::binary::{Run, Store};
-use crate::golden::{Fetched, tensors};
+use crate::tensors::{Fetched, tensors};
 
 /// A safetensors file with one table a name, of F32 or of F64.
 fn checkpoint(folder: &Path, tables: &[(&str, usize, Vec<f64>)], dtype: &str) -> PathBuf {

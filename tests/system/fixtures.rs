@@ -22,6 +22,32 @@ pub(crate) fn torchrec() -> PathBuf {
     data().join("checkpoints/dcp_torchrec_2rank")
 }
 
+/// The fixtures that hold whole checkpoints: all but `hostile`, and the layout of torch.save that is refused.
+pub(crate) fn checkpoints() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for root in roots() {
+        for entry in std::fs::read_dir(root.join("checkpoints")).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if path.join("expected.json").is_file() && name != "hostile" && name != "pt_legacy" {
+                found.push(path);
+            }
+        }
+    }
+    assert!(found.len() >= 12);
+    found
+}
+
+/// The tensors that a reader has to give, and the names of those that it may refuse.
+pub(crate) fn expected(checkpoint: &Path) -> (serde_json::Map<String, Value>, Vec<String>) {
+    let expected = read_json(&checkpoint.join("expected.json"));
+    let mut tensors = expected["tensors"].as_object().unwrap().clone();
+    let refusable = expected["refusable"].as_array().into_iter().flatten();
+    let refusable: Vec<_> = refusable.map(|name| name.as_str().unwrap().to_owned()).collect();
+    tensors.retain(|name, _| !refusable.contains(name));
+    (tensors, refusable)
+}
+
 pub(crate) fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }

@@ -137,7 +137,7 @@ fn tables_of_one_row_of_no_rows_and_of_one_column_are_published() {
         let published = store.publish(&file, &[]).succeeded();
         assert_eq!(published["outcome"], "published");
         store.fetch("m").succeeded();
-        let fetched = crate::golden::tensors(&store.served().join("current"));
+        let fetched = crate::tensors::tensors(&store.served().join("current"));
         let rows = (values.len() / width) as u64;
         assert_eq!(fetched[TABLE].shape, [rows, width as u64 + 8]);
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::binary::{self, Store, ended};
 use crate::fixtures::{copy_folder, read_json, roots, sha256};
-use crate::golden::tensors;
+use crate::tensors::tensors;
 
 /// Address space that a run may take, in KiB: `ulimit -v`. Thread stacks and arenas take a few hundred MiB of it.
 const ADDRESS_SPACE_KIB: u64 = 1_500_000;

@@ -13,6 +13,7 @@
 )]
 
 mod artifacts;
+#[allow(dead_code, reason = "shared with other tests")]
 mod binary;
 mod bug_log;
 mod commands;
@@ -35,7 +36,9 @@ mod remote;
 mod signing;
 mod store;
 mod synthetic;
+mod tensors;
 mod torch_save;
 mod transforms;
 mod upkeep;
+mod volume;
 mod watched;

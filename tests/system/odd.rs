@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::binary::{Store, ended, spawn, wait};
 use crate::fixtures::torchrec;
-use crate::golden::tensors;
+use crate::tensors::tensors;
 
 fn publish(store: &Store, step: &str) -> String {
     let published = store.publish(&torchrec(), &["--step", step]).succeeded();

@@ -2,12 +2,12 @@
 //! written, checkpoints that change. A clear error or the right result, and what was published before untouched.
 
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use crate::binary::{Store, ended, spawn, wait};
 use crate::fixtures::{copy_folder, torchrec};
+use crate::volume::Volume;
 use weighbridge_tests::{peak_memory, synthetic};
 
 #[test]
@@ -80,36 +80,6 @@ fn an_unreadable_file_is_refused_by_name() {
     };
     assert_eq!(run.failed(4), "unreadable");
     assert!(run.stderr.contains("__1_0.distcp"), "{run:?}");
-}
-
-/// A file system of `size` bytes at `folder/volume`, for as long as the value lives; `None` where this user may not
-/// mount.
-struct Volume(PathBuf);
-
-impl Volume {
-    fn mount(folder: &Path, size: &str) -> Option<Self> {
-        let path = folder.join("volume");
-        std::fs::create_dir(&path).unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
-            .arg(&path)
-            .output();
-        if mounted.is_ok_and(|output| output.status.success()) {
-            return Some(Self(path));
-        }
-        println!("skipped: this user may not mount a small file system");
-        None
-    }
-
-    fn remount_read_only(&self) {
-        assert!(Command::new("mount").args(["-o", "remount,ro"]).arg(&self.0).status().unwrap().success());
-    }
-}
-
-impl Drop for Volume {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::binary::{Store, spawn, wait};
 use crate::fixtures::torchrec;
-use crate::golden::tensors;
+use crate::tensors::tensors;
 use weighbridge_tests::synthetic;
 
 #[test]

@@ -9,7 +9,7 @@ use weighbridge_tests::tables::{Cut, Pattern, Table, safetensors as write_safete
 use weighbridge_tests::torch::{distributed, state_dict};
 
 use crate::binary::Store;
-use crate::golden::tensors;
+use crate::tensors::tensors;
 
 /// The snapshot of a checkpoint: its files' chunks, and its tensors' bytes.
 fn published(checkpoint: &Path) -> (Value, BTreeMap<String, Vec<u8>>) {

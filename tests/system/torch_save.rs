@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::binary::{Store, ended};
 use crate::fixtures::{data, read_json, sha256};
-use crate::golden::tensors;
+use crate::tensors::tensors;
 
 fn checkpoint(name: &str) -> PathBuf {
     data().join("checkpoints").join(name)

@@ -10,7 +10,7 @@ use weighbridge_tests::{peak_memory, synthetic};
 
 use crate::binary::{Run, Store};
 use crate::fixtures::{copy_folder, read_json, torchrec};
-use crate::golden::{Fetched, tensors};
+use crate::tensors::{Fetched, tensors};
 
 /// A tensor to write: name, dtype, shape, bytes.
 type Written<'t> = (&'t str, Dtype, &'t [usize], Vec<u8>);
