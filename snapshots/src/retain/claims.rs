@@ -24,8 +24,8 @@ pub const VALID: Duration = Duration::from_secs(3600);
 pub const HEEDED: Duration = Duration::from_secs(2 * VALID.as_secs());
 /// How long is waited for a run of gc to be done with what is claimed.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How often is looked.
-const INTERVAL: Duration = Duration::from_millis(200);
+/// Pauses between two looks: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 /// What was claimed.
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +77,7 @@ pub async fn claim_sealing(root: &Root, manifest: &SnapshotManifest, operation: 
 
 /// Waits until no list that is whole has the snapshot or one of the chunks.
 async fn wait(root: &Root, model: &ModelName, id: &SnapshotId, chunks: &BTreeSet<ChunkId>) -> Result<()> {
-    let began = root.moment();
+    let (began, mut pause) = (root.moment(), PAUSES.0);
     let mut pages = run::pages_that_condemn(root, model, id, chunks).await?;
     if let Some(page) = pages.first() {
         tracing::info!(%model, snapshot = %id, %page, "waiting for gc to be done with what it condemned");
@@ -95,7 +95,8 @@ async fn wait(root: &Root, model: &ModelName, id: &SnapshotId, chunks: &BTreeSet
             );
             return Err(StoreError::new(Class::Conflict, id, why));
         }
-        tokio::time::sleep(INTERVAL).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSES.1);
     }
     Ok(())
 }
