@@ -31,6 +31,7 @@ mod outside;
 mod queued;
 mod races;
 mod remote;
+mod retention;
 mod signing;
 mod synthetic;
 mod torch_save;
