@@ -102,7 +102,7 @@ fn crash_and_finish(checkpoint: &Path, rounds: usize) {
         );
         let left: Vec<_> =
             std::fs::read_dir(store.served()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert!(left.len() == 3, "nothing is left lying about: {left:?}");
+        assert!(left.len() == 4, "nothing is left lying about: {left:?}");
     }
     println!("{killed} processes killed in {rounds} rounds");
     assert!(killed >= rounds, "{killed} killed");

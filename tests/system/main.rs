@@ -33,6 +33,7 @@ mod outside;
 mod queued;
 mod races;
 mod remote;
+mod retention;
 mod signing;
 mod store;
 mod synthetic;
