@@ -4,10 +4,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 
 use weighbridge_schemas::limits;
+use weighbridge_snapshots::bucket;
 use weighbridge_snapshots::root::check_location;
 use weighbridge_snapshots::sign::PublicKey;
 
@@ -35,7 +37,8 @@ pub const LEAST_MEMORY: u64 = 128 << 20;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The store: a path, or a `file://` URL. Variable `WEIGHBRIDGE_STORE`; default `weighbridge-data/store`.
+    /// The store: a path, or a `file://`, `s3://`, `gs://` or `az://` URL. Variable `WEIGHBRIDGE_STORE`; default
+    /// `weighbridge-data/store`.
     pub store: Option<String>,
     /// The memory that one process may use, such as `512MiB` (the default). Variable `WEIGHBRIDGE_MEMORY`.
     pub memory: Option<String>,
@@ -58,6 +61,12 @@ pub struct Config {
     /// Who signs, and whose signature is demanded.
     #[serde(default)]
     pub signing: Signing,
+    /// How a store in a bucket is spoken to.
+    #[serde(default)]
+    pub bucket: Bucket,
+    /// How snapshots are fetched.
+    #[serde(default)]
+    pub fetch: Fetch,
 }
 
 /// Who signs what is written, and whose signature is demanded of what is read.
@@ -70,6 +79,35 @@ pub struct Signing {
     /// Public keys, files or `ed25519:BASE64`, one of which must have signed what is fetched, verified, or moved to;
     /// default: none is demanded. Variable `WEIGHBRIDGE_REQUIRE_SIGNED_BY`, with `,` between them.
     pub require: Option<Vec<String>>,
+}
+
+/// How a store in a bucket is spoken to. Who asks stands in the environment alone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bucket {
+    /// The endpoint's URL, of a store that is not Amazon's, Google's or Microsoft's own; default: what the
+    /// environment says.
+    pub endpoint: Option<String>,
+    /// The bucket's region (S3); default: what the environment says.
+    pub region: Option<String>,
+    /// Whether the bucket stands in the path, `https://HOST/BUCKET` (the default), or in the host's name (S3).
+    pub path_style: Option<bool>,
+    /// Whether the endpoint may be plain `http://`; default: false.
+    pub allow_http: Option<bool>,
+    /// Most requests on their way at once; default: 64.
+    pub requests: Option<usize>,
+    /// For how long what may pass is tried again, in seconds; default: 120.
+    pub retry_seconds: Option<u64>,
+}
+
+/// How snapshots are fetched.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fetch {
+    /// The most bytes a second that come out of the store, such as `100MiB`; default: no bound.
+    pub bandwidth: Option<String>,
+    /// Chunks that come out of a bucket at once; default: 16.
+    pub streams: Option<usize>,
 }
 
 /// Where checkpoints come from that are dropped on the queue.
@@ -153,6 +191,8 @@ impl Config {
         }
         config.worker.check()?;
         config.signing.check()?;
+        config.bucket.check()?;
+        config.fetch.check()?;
         Ok(config)
     }
 }
@@ -196,6 +236,64 @@ impl Worker {
         }
         Ok(())
     }
+}
+
+impl Bucket {
+    fn check(&self) -> Result<()> {
+        if let Some(endpoint) = &self.endpoint {
+            bucket::check_endpoint(endpoint)
+                .map_err(|error| Failure::usage(format!("bucket.endpoint: {error}")))?;
+        }
+        if self.region.as_ref().is_some_and(String::is_empty) {
+            return Err(Failure::usage("bucket.region: it is empty"));
+        }
+        if let Some(requests) = self.requests {
+            check_threads(requests).map_err(|why| Failure::usage(format!("bucket.requests: {why}")))?;
+        }
+        if let Some(seconds) = self.retry_seconds.filter(|seconds| !(1..=3600).contains(seconds)) {
+            return Err(Failure::usage(format!("bucket.retry_seconds: {seconds} is not 1 to 3600")));
+        }
+        Ok(())
+    }
+
+    /// The same, for who opens a store.
+    #[must_use]
+    pub fn options(&self) -> bucket::Options {
+        let default = bucket::Options::default();
+        bucket::Options {
+            endpoint: self.endpoint.clone(),
+            region: self.region.clone(),
+            path_style: self.path_style,
+            allow_http: self.allow_http.unwrap_or(default.allow_http),
+            requests: self.requests.unwrap_or(default.requests),
+            patience: self.retry_seconds.map_or(default.patience, Duration::from_secs),
+        }
+    }
+}
+
+impl Fetch {
+    fn check(&self) -> Result<()> {
+        if let Some(text) = &self.bandwidth {
+            check_bandwidth(text).map_err(|why| Failure::usage(format!("fetch.bandwidth: {why}")))?;
+        }
+        if let Some(streams) = self.streams {
+            check_threads(streams).map_err(|why| Failure::usage(format!("fetch.streams: {why}")))?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads a number of bytes a second.
+///
+/// # Errors
+/// A message for people.
+pub fn check_bandwidth(text: &str) -> std::result::Result<u64, String> {
+    let bandwidth = parse_bytes(text)?;
+    // Less, and a chunk of 8 MiB takes a quarter of an hour.
+    if bandwidth >= 8 << 10 {
+        return Ok(bandwidth);
+    }
+    Err(format!("{bandwidth} bytes a second are too few; at least 8KiB"))
 }
 
 /// Reads the size of a part, in bytes.
@@ -301,5 +399,32 @@ mod tests {
         }
         let error = Config::parse("[signing]\nrequire = ['ed25519:0123456789abcdef']").unwrap_err();
         assert!(error.message.contains("signing.require"), "{error}");
+    }
+
+    #[test]
+    fn how_a_bucket_is_spoken_to_is_checked_when_it_is_read() {
+        let text = "[bucket]\nendpoint = 'https://s3.example.org'\nregion = 'eu'\npath_style = false\n\
+                    requests = 8\nretry_seconds = 30\n[fetch]\nbandwidth = '100MiB'\nstreams = 4";
+        let options = Config::parse(text).unwrap().bucket.options();
+        assert_eq!((options.region.as_deref(), options.path_style), (Some("eu"), Some(false)));
+        assert_eq!((options.requests, options.patience), (8, Duration::from_secs(30)));
+        assert_eq!(Config::default().bucket.options(), bucket::Options::default());
+        for text in [
+            "bucket.endpoint = 's3.example.org'",
+            "bucket.endpoint = 'ftp://s3.example.org'",
+            "bucket.endpoint = 'https://key:hidden@s3.example.org'",
+            "bucket.endpoint = 'https://s3.example.org/?token=hidden'",
+            "bucket.region = ''",
+            "bucket.requests = 0",
+            "bucket.requests = 1025",
+            "bucket.retry_seconds = 0",
+            "bucket.retry_seconds = 3601",
+            "bucket.secret_access_key = 'hidden'",
+            "fetch.bandwidth = '1KiB'",
+            "fetch.streams = 0",
+        ] {
+            let error = Config::parse(text).unwrap_err();
+            assert!(!error.message.contains("hidden"), "{error}");
+        }
     }
 }

@@ -11,6 +11,8 @@
 //! | [`gates`] | validation rules, a file each |
 //! | [`cli`] | the command line, a file a command |
 //! | [`policies`] | which policy a publish goes by |
+//! | [`process`] | which processes of this machine are there |
+//! | [`soak`] | from one channel to another, after a while |
 //! | [`sources`] | from a path or URL of a checkpoint to where it lies |
 //! | [`config`] | `weighbridge.toml` |
 //! | [`clock`] | the one door to time and randomness |
@@ -25,6 +27,8 @@ pub mod http;
 pub mod job;
 pub mod metrics;
 pub mod policies;
+pub mod process;
+pub mod soak;
 pub mod sources;
 pub mod steps;
 pub mod systemd;

@@ -55,10 +55,26 @@ pub struct GcNote {
     pub schema: GcSchema,
     /// The id of the process that carries it out, by chance.
     pub holder: String,
+    /// Which process of which machine that is, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<GcProcess>,
     /// Who that is, for people.
     pub who: String,
     /// When, by their clock.
     pub when: Timestamp,
+}
+
+/// A process, so that another one of its machine can tell whether it is still there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GcProcess {
+    /// The machine since it was started, by chance.
+    pub boot: String,
+    /// What the number counts in: machines may have several such.
+    pub namespace: String,
+    /// Its number.
+    pub number: u32,
+    /// When it was started, in the kernel's units since the machine was.
+    pub started: u64,
 }
 
 impl Document for GcNote {
@@ -71,8 +87,17 @@ impl Document for GcNote {
 pub struct GcEnded {
     /// Always `weighbridge.gc/v1`.
     pub schema: GcSchema,
-    /// Whether its list was carried out; it is not where the run was broken off before its list was whole.
+    /// Whether its list was carried out; it was not, or not all of it, where the run was broken off.
     pub carried_out: bool,
+    /// How many snapshots it deleted.
+    #[serde(default)]
+    pub snapshots: u64,
+    /// How many chunks it deleted.
+    #[serde(default)]
+    pub chunks: u64,
+    /// The chunks' bytes.
+    #[serde(default)]
+    pub bytes: u64,
     /// Who ended it.
     pub who: String,
     /// When, by their clock.

@@ -21,6 +21,8 @@ use crate::sign;
 
 /// Longest name of whoever writes an entry, in bytes.
 pub const WHO_BYTES: usize = 256;
+/// How far behind the hinted entry the log is looked at: with the hint and newer entries, a page of a listing.
+const LOOKED_BACK: u64 = 900;
 /// How often an append starts anew after losing a race.
 const ATTEMPTS: usize = 100;
 
@@ -79,14 +81,15 @@ impl<'a> Channel<'a> {
         Self { root, model, name }
     }
 
-    /// The entry that rules; `None` for a channel without entries.
+    /// The entry that rules; `None` for a channel without entries. Of a long log the end is looked at, from somewhat
+    /// before the entry that the hint names; all of it, where there is no such entry.
     ///
     /// # Errors
     /// [`Class::Integrity`] where an entry is missing or cannot be read; else as the store fails.
     pub async fn latest(&self) -> Result<Option<ChannelEntry>> {
         // The hint first: the entry that it names stood before it was left, and so is in the listing.
         let hint = self.hint().await;
-        let sequences = self.sequences().await?;
+        let (before, sequences) = self.newest(hint).await?;
         let highest = sequences.last().copied().unwrap_or(0);
         if let Some(ahead) = hint.filter(|&hint| hint > highest) {
             tracing::warn!(
@@ -98,10 +101,22 @@ impl<'a> Channel<'a> {
             // A hint is left behind an entry: without any, the whole log has gone, and perhaps a hold with it.
             return Err(self.missing(1));
         }
-        if let Some(missing) = (1..=highest).zip(&sequences).find(|(due, found)| due != *found) {
+        if let Some(missing) = (before + 1..=highest).zip(&sequences).find(|(due, found)| due != *found) {
             return Err(self.missing(missing.0));
         }
         if highest == 0 { Ok(None) } else { self.entry(highest).await.map(Some) }
+    }
+
+    /// The numbers of the newest entries, ascending, and the number behind which they were looked for.
+    async fn newest(&self, hint: Option<u64>) -> Result<(u64, Vec<u64>)> {
+        if let Some(hint) = hint.filter(|&hint| hint > LOOKED_BACK) {
+            let before = hint - LOOKED_BACK;
+            let sequences = self.sequences_behind(before).await?;
+            if sequences.contains(&hint) {
+                return Ok((before, sequences));
+            }
+        }
+        Ok((0, self.sequences().await?))
     }
 
     /// Every entry, the newest first, at most `most` of them. Where the root trusts somebody, those that they have not
@@ -138,8 +153,14 @@ impl<'a> Channel<'a> {
     /// # Errors
     /// As the store fails.
     pub async fn sequences(&self) -> Result<Vec<u64>> {
+        self.sequences_behind(0).await
+    }
+
+    /// Those behind number `before`.
+    async fn sequences_behind(&self, before: u64) -> Result<Vec<u64>> {
         let folder = layout::channel(self.model, self.name);
-        let keys = self.root.keys(&folder, None).await?;
+        let after = (before > 0).then(|| layout::channel_entry(self.model, self.name, before));
+        let keys = self.root.keys(&folder, after.as_ref()).await?;
         let mut sequences: Vec<_> =
             keys.iter().filter_map(|key| layout::sequence(self.model, self.name, key)).collect();
         sequences.sort_unstable();
@@ -327,5 +348,44 @@ mod tests {
             root.put_advice(&key, Bytes::from(hint)).await.unwrap();
             assert_eq!(channel.latest().await.unwrap().as_ref(), Some(&second), "{hint:?}");
         }
+    }
+
+    /// A log of `count` entries without content but its last ones; the hint names number `hint`.
+    async fn long(root: &Root, count: u64, hint: u64) -> (ModelName, ChannelName) {
+        let (model, name) = ("m".parse().unwrap(), "prod".parse().unwrap());
+        let channel = Channel::new(root, &model, &name);
+        let first = append(&channel, "a", 1).await;
+        let folder = root.folder().unwrap().to_path_buf();
+        for sequence in 2..=count {
+            let entry = ChannelEntry { sequence, ..first.clone() };
+            let key = layout::channel_entry(&model, &name, sequence);
+            std::fs::write(folder.join(key.as_ref()), entry.to_bytes()).unwrap();
+        }
+        root.put_advice(&layout::channel_hint(&model, &name), Bytes::from(hint.to_string())).await.unwrap();
+        (model, name)
+    }
+
+    #[tokio::test]
+    async fn of_a_long_log_the_end_is_looked_at_and_holes_in_it_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path().to_str().unwrap(), Absent::Refuse).unwrap();
+        let (model, name) = long(&root, 2 * LOOKED_BACK + 3, 2 * LOOKED_BACK).await;
+        let channel = Channel::new(&root, &model, &name);
+        let rules = async || channel.latest().await.map(|latest| latest.unwrap().sequence);
+        assert_eq!(rules().await, Ok(2 * LOOKED_BACK + 3), "entries ahead of the hint count");
+        let remove = |sequence: u64| {
+            let key = layout::channel_entry(&model, &name, sequence);
+            std::fs::remove_file(folder.path().join(key.as_ref())).unwrap();
+        };
+        remove(LOOKED_BACK);
+        assert_eq!(rules().await, Ok(2 * LOOKED_BACK + 3), "that is for verify to find");
+        remove(2 * LOOKED_BACK + 1);
+        assert_eq!(rules().await.unwrap_err().class(), Class::Integrity);
+        remove(2 * LOOKED_BACK);
+        let all = rules().await.unwrap_err();
+        assert!(
+            all.object().ends_with(&format!("{LOOKED_BACK}")),
+            "without the hinted entry all are looked at: {all}"
+        );
     }
 }

@@ -6,8 +6,11 @@
 //! | [`layout`] | the one file that spells object keys |
 //! | [`root`] | from a URL to a store |
 //! | [`bucket`] | a store in a bucket: S3, Google's, Azure's |
+//! | [`probe`] | a store tried out: whether it does what is relied on |
 //! | [`pace`] | how fast bytes may come in |
+//! | [`unfinished`] | what writes that came to no end left behind |
 //! | `local`, `disk` | how objects get into a folder, and onto the disk |
+//! | `left` | folders that gc has emptied |
 //! | [`chunk`] | where tables are cut; chunks written and read, always verified |
 //! | [`files`] | how tensors are laid out in a snapshot's safetensors files |
 //! | [`manifest`] | snapshot manifests and validation reports in the store |
@@ -38,13 +41,16 @@ pub mod fetch;
 pub mod files;
 pub mod jobs;
 pub mod layout;
+mod left;
 mod local;
 pub mod manifest;
 mod outside;
 pub mod pace;
 pub mod policies;
+pub mod probe;
 pub mod reference;
 pub mod retain;
 pub mod root;
 pub mod sign;
+pub mod unfinished;
 pub mod verify;

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::error::{DocumentError, shorten};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
+use weighbridge_schemas::snapshot::SnapshotManifest;
 
 use crate::catalog;
 use crate::channel::Channel;
@@ -26,6 +28,28 @@ pub struct Reference {
     pub model: ModelName,
     /// What stands behind the `@`.
     pub at: Option<String>,
+}
+
+/// What a reference points at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Located {
+    /// The model.
+    pub model: ModelName,
+    /// The snapshot.
+    pub snapshot: SnapshotId,
+    /// The channel that says so, where one was asked.
+    pub followed: Option<Followed>,
+    /// The snapshot's manifest, where it was read on the way: it may be large.
+    pub(crate) manifest: Option<Arc<SnapshotManifest>>,
+}
+
+/// Where a channel stood.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Followed {
+    /// The channel.
+    pub channel: ChannelName,
+    /// Its entry that ruled.
+    pub entry: ChannelEntry,
 }
 
 impl FromStr for Reference {
@@ -56,33 +80,37 @@ impl Reference {
     /// # Errors
     /// [`Class::NotFound`] for an unknown model, channel or snapshot, [`Class::Refused`] for digits that several ids
     /// begin with; else as the store fails.
-    pub async fn resolve(&self, root: &Root, default: &ChannelName) -> Result<SnapshotId> {
+    pub async fn resolve(&self, root: &Root, default: &ChannelName) -> Result<Located> {
         let at = self.at.as_deref().unwrap_or(default.as_str());
         let id = at.parse::<SnapshotId>();
         if let Ok(id) = &id
             && root.size(&layout::snapshot(&self.model, id)).await?.is_some()
         {
-            return Ok(*id);
+            return Ok(self.by_id(*id));
         }
         // `parse` has made sure that this is a channel's name.
         if let Ok(name) = at.parse()
-            && let Some(latest) = Channel::new(root, &self.model, &name).latest().await?
+            && let Some(located) = follow(root, &self.model, &name).await?
         {
-            check_there(root, &self.model, &name, &latest).await?;
-            return Ok(latest.snapshot);
+            return Ok(located);
         }
-        self.by_prefix(root, at).await
+        Ok(self.by_id(self.by_prefix(root, at).await?))
+    }
+
+    fn by_id(&self, snapshot: SnapshotId) -> Located {
+        Located { model: self.model.clone(), snapshot, followed: None, manifest: None }
     }
 
     /// The model and snapshot that `text` points at: a reference, or a whole snapshot id of any model.
     ///
     /// # Errors
     /// As [`Reference::resolve`]; [`Class::BadLocation`] where `text` is no reference.
-    pub async fn locate(text: &str, root: &Root, default: &ChannelName) -> Result<(ModelName, SnapshotId)> {
+    pub async fn locate(text: &str, root: &Root, default: &ChannelName) -> Result<Located> {
+        let by_id = |(model, snapshot)| Located { model, snapshot, followed: None, manifest: None };
         if let Ok(id) = text.parse::<SnapshotId>() {
             for model in catalog::models(root).await? {
                 if root.size(&layout::snapshot(&model, &id)).await?.is_some() {
-                    return Ok((model, id));
+                    return Ok(by_id((model, id)));
                 }
             }
             if !catalog::models(root).await?.iter().any(|model| model.as_str() == text) {
@@ -94,13 +122,12 @@ impl Reference {
             }
         }
         if let Some(found) = by_bare_prefix(text, root).await? {
-            return Ok(found);
+            return Ok(by_id(found));
         }
         let reference: Self = text.parse().map_err(|error: DocumentError| {
             StoreError::new(Class::BadLocation, shorten(text), error.to_string())
         })?;
-        let id = reference.resolve(root, default).await?;
-        Ok((reference.model, id))
+        reference.resolve(root, default).await
     }
 
     async fn by_prefix(&self, root: &Root, at: &str) -> Result<SnapshotId> {
@@ -139,9 +166,11 @@ impl Reference {
 /// The one snapshot, of whatever model, whose id begins with `text`; `None` where `text` is a model's name, or no such
 /// digits, or names none or several.
 async fn by_bare_prefix(text: &str, root: &Root) -> Result<Option<(ModelName, SnapshotId)>> {
+    if text.len() < PREFIX_DIGITS || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Ok(None);
+    }
     let models = catalog::models(root).await?;
-    let digits = text.len() >= PREFIX_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if !digits || models.iter().any(|model| model.as_str() == text) {
+    if models.iter().any(|model| model.as_str() == text) {
         return Ok(None);
     }
     let mut found = Vec::new();
@@ -154,11 +183,25 @@ async fn by_bare_prefix(text: &str, root: &Root) -> Result<Option<(ModelName, Sn
     Ok(if found.len() == 1 { found.pop() } else { None })
 }
 
+/// What channel `name` points at now; `None` where it has no entries.
+pub(crate) async fn follow(root: &Root, model: &ModelName, name: &ChannelName) -> Result<Option<Located>> {
+    let Some(entry) = Channel::new(root, model, name).latest().await? else { return Ok(None) };
+    let manifest = Some(Arc::new(check_there(root, model, name, &entry).await?));
+    let snapshot = entry.snapshot;
+    let followed = Some(Followed { channel: name.clone(), entry });
+    Ok(Some(Located { model: model.clone(), snapshot, followed, manifest }))
+}
+
 /// A channel's snapshot is in the store and is what the entry says: else something was deleted or altered.
-async fn check_there(root: &Root, model: &ModelName, name: &ChannelName, entry: &ChannelEntry) -> Result<()> {
+async fn check_there(
+    root: &Root,
+    model: &ModelName,
+    name: &ChannelName,
+    entry: &ChannelEntry,
+) -> Result<SnapshotManifest> {
     let found = manifest::get(root, model, &entry.snapshot).await;
     let why = match found {
-        Ok(found) if found.run == entry.run && found.step == entry.step => return Ok(()),
+        Ok(found) if found.run == entry.run && found.step == entry.step => return Ok(found),
         Ok(_) => {
             format!("the run or step of entry {} of channel {name} is not its snapshot's", entry.sequence)
         }

@@ -2,33 +2,30 @@
 //! to disk before they count, unless it was opened without; what a bucket has taken is durable.
 
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use bytes::Bytes;
-use futures::TryStreamExt;
+use object_store::ObjectMeta;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
-use object_store::{ListResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
 use weighbridge_schemas::time::Timestamp;
 
 use crate::bucket::{self, Bucket};
 pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
+use crate::left;
 use crate::local::Local;
 use crate::outside;
-use crate::pace::Pace;
 use crate::sign::{Signers, Trust};
 
-/// Objects that are listed at a time.
-const PAGE: usize = 1000;
+mod requests;
 
 /// A store's root.
 #[derive(Debug, Clone)]
 pub struct Root {
-    place: Place,
+    pub(crate) place: Place,
     intercept: Option<Arc<dyn Intercept>>,
     signers: Option<Arc<Signers>>,
     trust: Option<Arc<Trust>>,
@@ -36,7 +33,7 @@ pub struct Root {
 
 /// Where a store lies.
 #[derive(Debug, Clone)]
-enum Place {
+pub(crate) enum Place {
     /// In a folder of this machine: what writes there is ours, what reads there is the library's.
     Folder(Arc<Local>, Arc<LocalFileSystem>),
     /// In a bucket.
@@ -86,6 +83,13 @@ pub struct Request {
     pub key: Key,
     /// How many bytes it writes.
     pub bytes: usize,
+}
+
+/// A moment by two clocks: the machine's, which nobody sets and which goes on while it sleeps, and the store's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    running: Duration,
+    told: Timestamp,
 }
 
 /// Whether a store that is not there yet is made.
@@ -199,7 +203,7 @@ impl Root {
     }
 
     /// As [`Self::request`], of work that waits by itself.
-    async fn request_async<T>(
+    pub(crate) async fn request_async<T>(
         &self,
         name: &'static str,
         key: &Key,
@@ -242,277 +246,54 @@ impl Root {
     /// The time by the store's clock, as far as it is known: a bucket tells it with each answer.
     #[must_use]
     pub fn now(&self) -> Timestamp {
-        let ahead = match &self.place {
+        Timestamp::from_nanoseconds(outside::nanoseconds() + i128::from(self.ahead()) * 1_000_000_000)
+    }
+
+    /// How far the store's clock is ahead of this machine's, in seconds, as far as it is known.
+    #[must_use]
+    pub fn ahead(&self) -> i64 {
+        match &self.place {
             Place::Folder(..) => 0,
             Place::Bucket(bucket) => bucket.ahead(),
-        };
-        Timestamp::from_nanoseconds(outside::nanoseconds() + i128::from(ahead) * 1_000_000_000)
-    }
-
-    /// Writes `bytes` under `key` if nothing is there yet. Durable when it returns; and everything that was put before
-    /// is on the disk before its name appears. [`Put::Present`] may be the word for a put of one's own, whose answer
-    /// was lost: whoever gets it reads what is there.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails; an object that is there already is no error.
-    pub async fn put_if_absent(&self, key: &Key, bytes: Bytes) -> Result<Put> {
-        let local = match &self.place {
-            Place::Folder(local, _) => Arc::clone(local),
-            Place::Bucket(bucket) => {
-                let put = bucket.put_if_absent(key, bytes.clone());
-                return self.request_async("put_if_absent", key, bytes.len(), put).await;
-            }
-        };
-        let (root, key) = (self.clone(), key.clone());
-        apart("writing", move || {
-            root.request("put_if_absent", &key, bytes.len(), || {
-                local.settle()?;
-                let put = local.put(&key, &bytes)?;
-                match put {
-                    Put::Written => local.settle()?,
-                    Put::Present => local.secure(&key)?,
-                }
-                Ok(put)
-            })
-        })
-        .await
-    }
-
-    /// Writes `bytes` under `key` if nothing is there yet. Its name may be lost if the machine crashes soon: for
-    /// history, on which nothing rests.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub async fn put_history(&self, key: &Key, bytes: Bytes) -> Result<Put> {
-        let local = match &self.place {
-            Place::Folder(local, _) => Arc::clone(local),
-            Place::Bucket(_) => return self.put_if_absent(key, bytes).await,
-        };
-        let (root, key) = (self.clone(), key.clone());
-        apart("writing", move || root.request("put_ahead", &key, bytes.len(), || local.put(&key, &bytes)))
-            .await
-    }
-
-    /// Sees to it that the object under `key`, which is there, is on the disk.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub(crate) async fn secure(&self, key: &Key) -> Result<()> {
-        let Place::Folder(local, _) = &self.place else { return Ok(()) };
-        let (root, key, local) = (self.clone(), key.clone(), Arc::clone(local));
-        apart("syncing", move || root.request("secure", &key, 0, || local.secure(&key))).await
-    }
-
-    /// Writes `bytes`, which alone can lie under `key`, unless they are there already. In a folder they are on the disk
-    /// when it returns, and their name is before the next [`Self::put_if_absent`] puts anything. What is there is
-    /// compared: byte by byte in a folder, by its size in a bucket.
-    ///
-    /// # Errors
-    /// [`Class::Integrity`] where something else is there; else as the store fails.
-    pub(crate) async fn put_content(&self, key: &Key, bytes: Bytes) -> Result<Put> {
-        let other = |key: &Key| {
-            let why = "the stored chunk does not hold what its name says; move it away and publish again";
-            StoreError::new(Class::Integrity, key, why)
-        };
-        let local = match &self.place {
-            Place::Folder(local, _) => Arc::clone(local),
-            Place::Bucket(bucket) => {
-                match self.size(key).await? {
-                    Some(size) if size == bytes.len() as u64 => return Ok(Put::Present),
-                    Some(_) => return Err(other(key)),
-                    None => {}
-                }
-                let length = bytes.len();
-                self.request_async("put_ahead", key, length, bucket.put(key, bytes)).await?;
-                return Ok(Put::Written);
-            }
-        };
-        let (root, key) = (self.clone(), key.clone());
-        apart("writing", move || {
-            let put = root.request("put_ahead", &key, bytes.len(), || local.put(&key, &bytes))?;
-            if put == Put::Written || root.request("holds", &key, 0, || local.holds(&key, &bytes))? {
-                return Ok(put);
-            }
-            Err(other(&key))
-        })
-        .await
-    }
-
-    /// Opens the object under `key` in a folder, on this thread; `None` where nothing is there.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub(crate) fn open_object(&self, key: &Key) -> Result<Option<std::fs::File>> {
-        match &self.place {
-            Place::Folder(local, _) => self.request("open", key, 0, || local.open(key)),
-            Place::Bucket(_) => Err(StoreError::io(key, &io::ErrorKind::Unsupported.into())),
         }
     }
 
-    /// Writes `bytes` under `key`, whatever is there. For advice only.
+    /// Where requests go and the bucket's region, where these are said.
+    #[must_use]
+    pub fn destination(&self) -> (Option<&str>, Option<&str>) {
+        match &self.place {
+            Place::Folder(..) => (None, None),
+            Place::Bucket(bucket) => bucket.destination(),
+        }
+    }
+
+    /// This moment.
+    pub(crate) fn moment(&self) -> Moment {
+        Moment { running: outside::running(), told: self.now() }
+    }
+
+    /// How long ago `since` was: what the clock that told more says. One that was set forward makes others take for
+    /// old what is not, and one that stands still while the machine sleeps hides that time has passed.
+    pub(crate) fn passed(&self, since: Moment) -> Duration {
+        let told = self.now().nanoseconds().saturating_sub(since.told.nanoseconds());
+        outside::running().saturating_sub(since.running).max(Duration::from_nanos(told))
+    }
+
+    /// Removes folders below `folder` that hold nothing, and in which nothing was done for longer than `age`, where the
+    /// store is a folder.
     ///
     /// # Errors
     /// [`StoreError`] where the store fails.
-    pub async fn put_advice(&self, key: &Key, bytes: Bytes) -> Result<()> {
-        let length = bytes.len();
-        let put = async {
-            match &self.place {
-                Place::Folder(local, store) => {
-                    local.path(key)?;
-                    let put = store.put(key, PutPayload::from_bytes(bytes)).await;
-                    put.map(drop).map_err(|error| StoreError::store(key, &error))
-                }
-                Place::Bucket(bucket) => bucket.put(key, bytes).await,
-            }
-        };
-        self.request_async("put_advice", key, length, put).await
-    }
-
-    /// The bytes under `key`, or `None` where nothing is there.
-    ///
-    /// # Errors
-    /// [`Class::Integrity`] where the object is larger than `limit` bytes; else as the store fails.
-    pub async fn get(&self, key: &Key, limit: usize) -> Result<Option<Bytes>> {
-        self.get_paced(key, limit, &Pace::default()).await
-    }
-
-    /// As [`Self::get`], no faster than `pace` where the store is a bucket.
-    pub(crate) async fn get_paced(&self, key: &Key, limit: usize, pace: &Pace) -> Result<Option<Bytes>> {
-        let get = async {
-            match &self.place {
-                Place::Folder(local, store) => {
-                    local.path(key)?;
-                    get_of(store, key, limit).await
-                }
-                Place::Bucket(bucket) => bucket.get(key, limit as u64, pace).await,
-            }
-        };
-        self.request_async("get", key, 0, get).await
-    }
-
-    /// What is known of the object under `key`, or `None` where nothing is there.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub async fn look(&self, key: &Key) -> Result<Option<Listed>> {
-        let look = async {
-            let found = match &self.place {
-                Place::Folder(local, store) => {
-                    local.path(key)?;
-                    match store.head(key).await {
-                        Ok(found) => Some(found),
-                        Err(object_store::Error::NotFound { .. }) => None,
-                        Err(error) => return Err(StoreError::store(key, &error)),
-                    }
-                }
-                Place::Bucket(bucket) => bucket.head(key).await?,
-            };
-            Ok(found.map(Listed::from))
-        };
-        self.request_async("size", key, 0, look).await
-    }
-
-    /// The size of the object under `key`, or `None` where nothing is there.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub async fn size(&self, key: &Key) -> Result<Option<u64>> {
-        Ok(self.look(key).await?.map(|found| found.size))
-    }
-
-    /// The keys below `folder`, sorted; only those behind `after`, where it is given.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub async fn keys(&self, folder: &Key, after: Option<&Key>) -> Result<Vec<Key>> {
-        let mut keys = Vec::new();
-        self.walk(folder, after, |listed| {
-            keys.push(listed.key);
-            Ok(())
+    pub(crate) async fn drop_empty_folders(&self, folder: &Key, age: Duration) -> Result<()> {
+        let Place::Folder(local, _) = &self.place else { return Ok(()) };
+        let (local, folder) = (Arc::clone(local), folder.clone());
+        let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let before = i128::from(self.now().nanoseconds().saturating_sub(age));
+        apart("looking for empty folders", move || {
+            let dropped = left::drop_empty(&local.path(&folder)?, before);
+            dropped.map_err(|error| StoreError::io(&folder, &error))
         })
-        .await?;
-        keys.sort_unstable();
-        Ok(keys)
-    }
-
-    /// Hands every object below `folder`, behind `after` where it is given, to `take`: so that a listing of any length
-    /// takes little memory. A bucket's come in the order of their keys, a folder's in none.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store or `take` fails.
-    pub async fn walk(
-        &self,
-        folder: &Key,
-        after: Option<&Key>,
-        mut take: impl FnMut(Listed) -> Result<()> + Send,
-    ) -> Result<()> {
-        let walk = async {
-            match &self.place {
-                Place::Folder(local, store) => {
-                    local.check()?;
-                    let mut listed = match after {
-                        Some(after) => store.list_with_offset(Some(folder), after),
-                        None => store.list(Some(folder)),
-                    };
-                    let failed = |error| StoreError::store(folder, &error);
-                    while let Some(meta) = listed.try_next().await.map_err(failed)? {
-                        take(meta.into())?;
-                    }
-                    Ok(())
-                }
-                Place::Bucket(bucket) => {
-                    let mut after = after.cloned();
-                    loop {
-                        let page = bucket.list(folder, after.as_ref(), PAGE).await?;
-                        let full = page.len() >= PAGE;
-                        after = page.last().map(|meta| meta.location.clone());
-                        for meta in page {
-                            take(meta.into())?;
-                        }
-                        if !full {
-                            return Ok(());
-                        }
-                    }
-                }
-            }
-        };
-        self.request_async("list", folder, 0, walk).await
-    }
-
-    /// What lies directly in `folder`: objects and folders.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails.
-    pub async fn entries(&self, folder: &Key) -> Result<ListResult> {
-        let entries = async {
-            match &self.place {
-                Place::Folder(local, store) => {
-                    local.check()?;
-                    let listed = store.list_with_delimiter(Some(folder)).await;
-                    listed.map_err(|error| StoreError::store(folder, &error))
-                }
-                Place::Bucket(bucket) => bucket.entries(folder).await,
-            }
-        };
-        self.request_async("list", folder, 0, entries).await
-    }
-
-    /// Removes objects; that one is not there is right too. Only `gc` does this, and whoever tries a store out.
-    ///
-    /// # Errors
-    /// [`StoreError`] where the store fails; some of them may be gone then.
-    pub async fn delete(&self, keys: &[Key]) -> Result<()> {
-        let Some(first) = keys.first() else { return Ok(()) };
-        let delete = async {
-            match &self.place {
-                Place::Folder(local, _) => {
-                    let (local, keys) = (Arc::clone(local), keys.to_vec());
-                    apart("deleting", move || keys.iter().try_for_each(|key| local.delete(key))).await
-                }
-                Place::Bucket(bucket) => bucket.delete(keys).await,
-            }
-        };
-        self.request_async("delete", first, keys.len(), delete).await
+        .await
     }
 }
 
@@ -541,19 +322,6 @@ fn folder(path: &Path, absent: Absent) -> Result<PathBuf> {
         return Err(StoreError::new(Class::NotFound, shown, why));
     }
     Ok(path.to_path_buf())
-}
-
-async fn get_of(store: &LocalFileSystem, key: &Key, limit: usize) -> Result<Option<Bytes>> {
-    let found = match store.get(key).await {
-        Ok(found) => found,
-        Err(object_store::Error::NotFound { .. }) => return Ok(None),
-        Err(error) => return Err(StoreError::store(key, &error)),
-    };
-    if usize::try_from(found.meta.size).is_ok_and(|size| size <= limit) {
-        return found.bytes().await.map(Some).map_err(|error| StoreError::store(key, &error));
-    }
-    let why = format!("it has {} bytes, where at most {limit} can be right", found.meta.size);
-    Err(StoreError::new(Class::Integrity, key, why))
 }
 
 /// Does what takes long off the I/O threads.
@@ -595,6 +363,8 @@ fn local_path(location: &str) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     #[test]

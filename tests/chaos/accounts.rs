@@ -7,7 +7,9 @@ use weighbridge_schemas::channel::entry_id;
 use weighbridge_schemas::job::{Ended, JobId, Outcome};
 use weighbridge_schemas::names::ModelName;
 use weighbridge_snapshots::channel::Channel;
+use weighbridge_snapshots::fetch::Limits;
 use weighbridge_snapshots::jobs::{self, Job};
+use weighbridge_snapshots::pace::Pace;
 use weighbridge_snapshots::root::Root;
 use weighbridge_snapshots::{catalog, dead, manifest, verify};
 
@@ -37,8 +39,9 @@ pub(crate) async fn published_once(root: &Root, queue: &dyn Queue, model: &str, 
 
 /// Checks that every byte of the store is what its name says.
 pub(crate) async fn sound(root: &Root) {
+    let limits = Limits::new(root, 64 << 20, 4, Pace::default());
     for model in catalog::models(root).await.unwrap() {
-        let verified = verify::model(root, &model, &|_| {}).await.unwrap();
+        let verified = verify::model(root, &model, &limits, &()).await.unwrap();
         assert!(verified.problems.is_empty(), "{:?}", verified.problems);
     }
 }

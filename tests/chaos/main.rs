@@ -21,3 +21,4 @@ mod many;
 mod order;
 mod plain;
 mod ready;
+mod retention;

@@ -106,3 +106,18 @@ fn a_fetched_version_that_was_damaged_is_fetched_again() {
     assert_eq!(last["bytes_read"], 0);
     assert_eq!(last["bytes_reused"], last["bytes"]);
 }
+
+#[test]
+fn verifying_a_channel_checks_its_log_too() {
+    let store = Store::new();
+    for step in ["1", "2", "3"] {
+        store.publish(&torchrec(), &["--step", step]).succeeded();
+    }
+    assert_eq!(store.run(["verify", "m@prod"]).succeeded()["entries"], 3);
+    let newest = store.run(["inspect", "m"]).succeeded()["snapshot"].as_str().unwrap().to_owned();
+    std::fs::write(store.root().join("models/m/channels/prod/000000000001"), "{}").unwrap();
+    let run = store.run(["verify", "m@prod"]);
+    assert_eq!(run.failed(7), "integrity");
+    assert!(run.stderr.contains("prod/000000000001"), "{run:?}");
+    store.run(["verify", &format!("m@{newest}")]).succeeded();
+}

@@ -29,7 +29,7 @@ impl Bar {
 
 impl Progress for Bar {
     fn start(&self, bytes: u64) {
-        self.0.set_length(bytes);
+        self.0.set_length(self.0.length().unwrap_or(0).saturating_add(bytes));
     }
 
     fn advance(&self, bytes: u64) {

@@ -8,25 +8,28 @@ use serde_json::json;
 
 use weighbridge_snapshots::fetch::{self, Folder, Limits};
 use weighbridge_snapshots::pace::Pace;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::root::Absent;
 
 use super::bar::Bar;
 use super::output::bytes;
 use super::signing::TrustOptions;
-use super::{BudgetOptions, Context, SyncOption, default_channel};
-use crate::error::Result;
+use super::{BudgetOptions, Context, SyncOption, default_channel, given};
+use crate::config::{check_bandwidth, check_threads};
+use crate::error::{Failure, Result};
 
 /// Chunks that come from a bucket at once, where memory allows.
 const STREAMS: usize = 16;
 /// The memory that everything else takes: code, the manifest.
-const PROCESS_MEMORY: u64 = 96 << 20;
+pub(super) const PROCESS_MEMORY: u64 = 96 << 20;
 
 /// Fetch a snapshot into a folder, verify it, and swap to it.
 ///
 /// DIR/versions/SNAPSHOT holds the files once they are complete; DIR/current is a link that is flipped to it
-/// atomically. A fetch that was interrupted goes on where it stopped when it is run again. With --require-signed-by,
-/// nothing is fetched unless the channel's entry and the snapshot are signed.
+/// atomically. A fetch that was interrupted goes on where it stopped when it is run again. Chunks that another version
+/// in DIR/versions holds are copied from there. DIR/.seen.json keeps the newest entry that was seen of each channel:
+/// one that goes back behind it is refused (exit code 7). With --require-signed-by, nothing is fetched unless the
+/// channel's entry and the snapshot are signed.
 #[derive(Debug, Args)]
 pub(super) struct Fetch {
     /// MODEL, MODEL@CHANNEL or MODEL@SNAPSHOT; without @, channel prod.
@@ -35,6 +38,15 @@ pub(super) struct Fetch {
     /// The folder to fetch into.
     #[arg(long, value_name = "DIR")]
     into: PathBuf,
+    /// The most bytes a second that come out of the store, such as 100MiB [default: no bound].
+    #[arg(long, value_name = "SIZE")]
+    bandwidth: Option<String>,
+    /// Chunks that come out of a bucket at once, where memory allows [default: 16].
+    #[arg(long, value_name = "N")]
+    streams: Option<usize>,
+    /// Take the channel as it is, whatever was seen of it before: once it is known why its log was cut or replaced.
+    #[arg(long)]
+    forget_sequence: bool,
     #[command(flatten)]
     budget: BudgetOptions,
     #[command(flatten)]
@@ -47,18 +59,21 @@ impl Fetch {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let started = Instant::now();
         let budget = context.budget(&self.budget)?;
+        let (pace, streams) = self.bounds(context)?;
         let root = self.trust.on(context, context.root(Absent::Refuse)?)?;
-        let (model, id) = Reference::locate(&self.reference, &root, &default_channel()).await?;
+        let located = Reference::locate(&self.reference, &root, &default_channel()).await?;
+        let Located { model, snapshot: id, .. } = located.clone();
         let folder = Folder::open(&self.into, context.durability(&self.sync)?)?;
         // Threads bound what is read from a disk, not what comes over a network.
-        let most = if root.is_bucket() { STREAMS } else { budget.threads.saturating_mul(2) };
-        let limits = Limits::new(&root, budget.memory.saturating_sub(PROCESS_MEMORY), most, Pace::default());
+        let most = if root.is_bucket() { streams } else { budget.threads.saturating_mul(2) };
+        let limits = Limits::new(&root, budget.memory.saturating_sub(PROCESS_MEMORY), most, pace);
         let bar = Bar::new("fetching", context.output.is_json());
-        let fetched = fetch::fetch(&root, &model, &id, &folder, &limits, &*bar).await;
+        let fetched = fetch::fetch(&root, located, &folder, self.forget_sequence, &limits, &*bar).await;
         drop(bar);
-        let fetched = fetched.map_err(|error| {
-            crate::error::Failure::from(error).while_doing(format!("fetching {model}@{id}"))
-        })?;
+        let fetched =
+            fetched.map_err(|error| Failure::from(error).while_doing(format!("fetching {model}@{id}")))?;
+        // A channel may have moved on while another fetch worked in the folder.
+        let id = fetched.snapshot;
         let seconds = started.elapsed().as_secs_f64();
         let document = json!({
             "snapshot": id,
@@ -82,5 +97,17 @@ impl Fetch {
             )
         });
         Ok(())
+    }
+
+    /// How fast bytes may come, and how many chunks at once.
+    fn bounds(&self, context: &Context) -> Result<(Pace, usize)> {
+        let configured = &context.config.fetch;
+        let bandwidth = given(self.bandwidth.as_ref()).or(configured.bandwidth.as_deref());
+        let pace = match bandwidth.map(check_bandwidth).transpose() {
+            Ok(bandwidth) => bandwidth.map_or_else(Pace::default, Pace::of),
+            Err(why) => return Err(Failure::usage(format!("--bandwidth: {why}"))),
+        };
+        let streams = check_threads(self.streams.or(configured.streams).unwrap_or(STREAMS));
+        Ok((pace, streams.map_err(|why| Failure::usage(format!("--streams: {why}")))?))
     }
 }

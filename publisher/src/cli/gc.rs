@@ -8,17 +8,19 @@ use serde_json::{Value, json};
 
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::policy::Retention;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::reference::{Located, Reference};
+use weighbridge_snapshots::retain::past::{self, Past};
 use weighbridge_snapshots::retain::{self, Collected, HEEDED, HOLD, Options, pins};
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::bar::Bar;
-use super::output::{bytes, count, short};
+use super::output::{bytes, count, plain, short};
 use super::snapshots::models;
 use super::{Context, MemoryOption, default_channel};
 use crate::clock;
 use crate::error::{Failure, Result};
 use crate::policies;
+use crate::process;
 
 /// The memory that the process takes beside the ids of chunks: code, listings, a manifest.
 const PROCESS_MEMORY: u64 = 96 << 20;
@@ -27,9 +29,9 @@ const MOST_NAMED: usize = 100_000;
 
 /// Delete snapshots that the model's policy does not keep, and chunks that no snapshot needs.
 ///
-/// Kept in any case: what a channel points at, or pointed at in its newest entries, pinned snapshots, chunks of jobs that
-/// have not ended, and what is younger than the grace period. It may run while everything else does. An interrupted run
-/// is carried out first by the next one. What the policy keeps stands in its section [retention]: keep_last, keep_days,
+/// Kept in any case: what a channel points at, or pointed at in its newest entries, pinned snapshots, chunks of jobs
+/// that have not ended, and what is younger than the grace period. It may run while everything else does. After an
+/// interrupted run it is run again. What the policy keeps stands in its section [retention]: keep_last, keep_days,
 /// keep_each, keep_history, keep_jobs_days, grace_hours; without the first three all snapshots are kept.
 #[derive(Debug, Args)]
 pub(super) struct Gc {
@@ -38,6 +40,9 @@ pub(super) struct Gc {
     /// List what would be deleted, and delete nothing.
     #[arg(long)]
     dry_run: bool,
+    /// Tell when the last run was, and what it deleted; delete nothing.
+    #[arg(long, conflicts_with = "dry_run")]
+    last_run: bool,
     /// Keep the newest N snapshots [default: the policy's].
     #[arg(long, value_name = "N")]
     keep_last: Option<u32>,
@@ -64,6 +69,9 @@ impl Gc {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let memory = context.memory(&self.memory)?.saturating_sub(PROCESS_MEMORY);
         let root = context.root(Absent::Refuse)?;
+        if self.last_run {
+            return last_run(context, &root, self.model.as_deref()).await;
+        }
         let operation = context.operation()?;
         let mut documents = Vec::new();
         let mut text = String::new();
@@ -76,13 +84,25 @@ impl Gc {
                 claims: HEEDED,
                 memory,
                 holder: operation.id.clone(),
+                process: process::own(),
+                is_there: process::is_there,
                 who: operation.who.clone(),
             };
             let (collected, named) = self.collect(context, &root, &model, &options).await?;
             text.push_str(&shown(&model, &collected, &named, self.dry_run));
             documents.push(document(&model, &collected, named, self.dry_run));
         }
-        let document = json!({ "dry_run": self.dry_run, "models": documents });
+        let mut document = json!({ "dry_run": self.dry_run, "models": documents });
+        if self.model.is_none() {
+            let hours = self.grace_hours.unwrap_or_else(|| Retention::default().grace_hours);
+            let grace = Duration::from_secs(u64::from(hours) * 3600);
+            let (left, size) = retain::tidy(&root, grace, self.dry_run).await?;
+            left.iter().filter(|_| self.dry_run).for_each(|key| text.push_str(&format!("  {key}\n")));
+            let verb = if self.dry_run { "would end" } else { "ended" };
+            let writes = count(left.len() as u64, "unfinished write");
+            text.push_str(&format!("the store: {verb} {writes} ({})\n", bytes(size)));
+            document["unfinished"] = json!(left);
+        }
         context.output.done(&document, || text);
         Ok(())
     }
@@ -124,6 +144,44 @@ impl Gc {
     }
 }
 
+/// Tells of each model's newest run.
+async fn last_run(context: &Context, root: &Root, model: Option<&str>) -> Result<()> {
+    let mut documents = Vec::new();
+    let mut text = String::new();
+    for model in models(root, model).await? {
+        let newest = past::newest(root, &model).await?;
+        let line = match &newest {
+            None => "never run".to_owned(),
+            Some(Past { number, ended: Some(ended), .. }) if ended.carried_out => format!(
+                "run {number} by {}, ended {}: deleted {}, {} ({})",
+                ended.who,
+                ended.when,
+                count(ended.snapshots, "snapshot"),
+                count(ended.chunks, "chunk"),
+                bytes(ended.bytes)
+            ),
+            Some(Past { number, ended: Some(ended), .. }) => {
+                format!("run {number} was broken off; noted {} by {}", ended.when, ended.who)
+            }
+            Some(Past { number, begun, ended: None }) => {
+                let (who, when) = begun.as_ref().map_or(("?".to_owned(), "?".to_owned()), |begun| {
+                    (begun.who.clone(), begun.when.to_string())
+                });
+                format!("run {number} by {who}, begun {when}, goes on, or was left")
+            }
+        };
+        text.push_str(&format!("{model}: {}\n", plain(&line)));
+        documents.push(json!({
+            "model": model,
+            "run": newest.as_ref().map(|run| run.number),
+            "begun": newest.as_ref().and_then(|run| run.begun.as_ref()),
+            "ended": newest.as_ref().and_then(|run| run.ended.as_ref()),
+        }));
+    }
+    context.output.done(&json!({ "models": documents }), || text);
+    Ok(())
+}
+
 fn document(model: &ModelName, collected: &Collected, mut named: Vec<String>, dry_run: bool) -> Value {
     let mut document = json!({
         "model": model,
@@ -135,7 +193,7 @@ fn document(model: &ModelName, collected: &Collected, mut named: Vec<String>, dr
         "young_chunks": collected.young,
         "kept_snapshots": collected.kept,
         "running_jobs": collected.running,
-        "finished_runs": collected.finished,
+        "left_runs": collected.left,
     });
     if dry_run {
         document["objects_left_out"] = json!(named.len().saturating_sub(MOST_NAMED));
@@ -159,11 +217,8 @@ fn shown(model: &ModelName, collected: &Collected, named: &[String], dry_run: bo
         count(collected.young, "chunk"),
         count(collected.running, "job"),
     ));
-    if collected.finished > 0 {
-        text.push_str(&format!(
-            "  (first carried out: {} that had been left)\n",
-            count(collected.finished, "run")
-        ));
+    if collected.left > 0 {
+        text.push_str(&format!("  (first ended: {} that had been left)\n", count(collected.left, "run")));
     }
     text
 }
@@ -204,7 +259,7 @@ impl Unpin {
 
 async fn set(context: &Context, reference: &str, pinned: bool, why: &str) -> Result<()> {
     let root = context.root(Absent::Refuse)?;
-    let (model, id) = Reference::locate(reference, &root, &default_channel()).await?;
+    let Located { model, snapshot: id, .. } = Reference::locate(reference, &root, &default_channel()).await?;
     let operation =
         weighbridge_snapshots::channel::Operation { id: clock::operation_id(), ..context.operation()? };
     let changed = pins::set(&root, &model, &id, pinned, why, &operation).await?;

@@ -11,7 +11,7 @@ use weighbridge_converter::read;
 use weighbridge_converter::shape::gather;
 use weighbridge_schemas::snapshot::{Pruned, SnapshotManifest, SnapshotTensor};
 use weighbridge_snapshots::manifest;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::root::Absent;
 
 use super::output::{bytes, plain, shape, table};
@@ -83,7 +83,8 @@ impl Inspect {
 
     async fn snapshot(&self, context: &Context, reference: &str) -> Result<()> {
         let root = context.root(Absent::Refuse)?;
-        let (model, id) = Reference::locate(reference, &root, &default_channel()).await?;
+        let Located { model, snapshot: id, .. } =
+            Reference::locate(reference, &root, &default_channel()).await?;
         show_snapshot(context, &manifest::get(&root, &model, &id).await?);
         Ok(())
     }

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use weighbridge_snapshots::manifest;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::root::{Absent, Put};
 use weighbridge_snapshots::sign::{self, KeyError, PublicKey, Signer};
 
@@ -89,7 +89,8 @@ impl Sign {
             return Err(Failure::usage("sign with which key? Give --signing-key FILE"));
         };
         let root = context.root(Absent::Refuse)?;
-        let (model, id) = Reference::locate(&self.reference, &root, &default_channel()).await?;
+        let Located { model, snapshot: id, .. } =
+            Reference::locate(&self.reference, &root, &default_channel()).await?;
         let found = manifest::get(&root, &model, &id).await?;
         let judged = manifest::judged(&root, &model, &id).await?;
         let signed = sign::put(&root, &found, &judged.report, judged.digest, &signers).await?;

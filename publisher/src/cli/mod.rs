@@ -26,6 +26,7 @@ mod republish;
 mod shown;
 mod signing;
 mod snapshots;
+mod store;
 mod verify;
 mod version;
 mod worker;
@@ -77,7 +78,9 @@ pub struct Cli {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Everywhere")]
 pub struct Global {
-    /// Where snapshots are kept: a path, or a file:// URL [default: weighbridge-data/store].
+    /// Where snapshots are kept: a path, or a URL: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or
+    /// file://. Buckets take credentials from the usual variables (AWS_*, GOOGLE_*, AZURE_*), s3:// also from
+    /// ~/.aws [default: weighbridge-data/store].
     #[arg(long, global = true, env = "WEIGHBRIDGE_STORE", value_name = "URL")]
     store: Option<String>,
     /// Where manifests wait for workers: embedded:PATH, a folder of this machine; or a RabbitMQ broker,
@@ -131,6 +134,8 @@ enum Command {
     Sign(keys::Sign),
     #[command(subcommand)]
     Keys(keys::Keys),
+    #[command(subcommand)]
+    Store(store::Store),
     /// Check configuration and policy files.
     #[command(subcommand)]
     Config(config::Command),
@@ -181,7 +186,8 @@ impl Context {
 
     fn root_with(&self, absent: Absent, durability: Durability) -> Result<Root> {
         let named = given(self.global.store.as_ref()).or(self.config.store.as_deref());
-        Ok(Root::open_with(named.unwrap_or(DEFAULT_STORE), absent, durability)?)
+        let named = named.unwrap_or(DEFAULT_STORE);
+        Ok(Root::open_as(named, absent, durability, &self.config.bucket.options())?)
     }
 
     /// Whether logs are JSON.
@@ -452,6 +458,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Verify(verify) => return verify.run(context).await,
         Command::Sign(sign) => sign.run(context).await?,
         Command::Keys(keys) => keys.run(context)?,
+        Command::Store(store) => return store.run(context).await,
         Command::Config(command) => command.run(context)?,
         Command::Completions(completions) => completions.run(context),
         Command::Version => version::run(context),

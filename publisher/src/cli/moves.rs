@@ -14,8 +14,8 @@ use weighbridge_snapshots::channel::{Appended, Channel, Move};
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::layout;
 use weighbridge_snapshots::manifest;
-use weighbridge_snapshots::reference::{PREFIX_DIGITS, Reference};
-use weighbridge_snapshots::retain::claims;
+use weighbridge_snapshots::reference::{Located, PREFIX_DIGITS, Reference};
+use weighbridge_snapshots::retain::claims::{self, Claim};
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::output::short;
@@ -123,7 +123,8 @@ impl Promote {
             )));
         }
         let Roots { demanding, appending } = self.signatures.roots(context)?;
-        let (model, id) = Reference::locate(&self.reference, &demanding, &self.channel).await?;
+        let Located { model, snapshot: id, .. } =
+            Reference::locate(&self.reference, &demanding, &self.channel).await?;
         let wanted = wanted(&demanding, &model, id, Reason::Promote, self.force).await?;
         append(context, &appending, &model, &self.channel, wanted).await
     }
@@ -149,7 +150,7 @@ impl Rollback {
         let id = match &self.to {
             Some(text) => {
                 let reference = Reference { model: model.clone(), at: Some(text.clone()) };
-                reference.resolve(&root, &name).await?
+                reference.resolve(&root, &name).await?.snapshot
             }
             None => before(&root, &model, &name, &latest).await?,
         };
@@ -268,10 +269,16 @@ async fn is_good(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<bool
     }
 }
 
-/// What a move to snapshot `id` puts on the channel. The snapshot has to be there, and not quarantined.
-async fn wanted(root: &Root, model: &ModelName, id: SnapshotId, reason: Reason, force: bool) -> Result<Move> {
+/// What a move to snapshot `id` puts on the channel. The snapshot has to be there, and not quarantined. It is claimed.
+async fn wanted(
+    root: &Root,
+    model: &ModelName,
+    id: SnapshotId,
+    reason: Reason,
+    force: bool,
+) -> Result<(Move, Claim)> {
     // Claimed first: gc leaves what is found then to the channel.
-    claims::claim(root, model, &id, &clock::operation_id()).await?;
+    let claim = claims::claim(root, model, &id, &clock::operation_id()).await?;
     let found = manifest::get(root, model, &id).await?;
     let (report, _) = manifest::report(root, model, &id).await?;
     if report.outcome == Outcome::Rejected && !force {
@@ -285,13 +292,8 @@ async fn wanted(root: &Root, model: &ModelName, id: SnapshotId, reason: Reason, 
         );
         return Err(Failure { kind: Kind::Permanent, class: REJECTED, message, exit: Exit::Rejected });
     }
-    Ok(Move {
-        snapshot: id,
-        run: found.run,
-        step: found.step,
-        created_at: written_at(root, model, id).await?,
-        reason,
-    })
+    let created_at = written_at(root, model, id).await?;
+    Ok((Move { snapshot: id, run: found.run, step: found.step, created_at, reason }, claim))
 }
 
 /// When the snapshot's checkpoint was written, as far as any channel's log tells.
@@ -310,8 +312,9 @@ async fn append(
     root: &Root,
     model: &ModelName,
     name: &ChannelName,
-    wanted: Move,
+    (wanted, claim): (Move, Claim),
 ) -> Result<()> {
+    claim.check(root)?;
     let channel = Channel::new(root, model, name);
     let appended = channel.append(&context.operation()?, |_| Ok::<_, Infallible>(wanted.clone())).await?;
     match appended {

@@ -17,6 +17,7 @@ use weighbridge_schemas::names::{ChannelName, ModelName, RunName};
 use weighbridge_schemas::policy::Policy;
 use weighbridge_schemas::report::Outcome as Gated;
 use weighbridge_snapshots::fetch::Progress;
+use weighbridge_snapshots::probe;
 use weighbridge_snapshots::root::Absent;
 
 use super::bar::Bar;
@@ -128,6 +129,7 @@ impl Publish {
         opened.map_err(|error| failed(error.into()))?;
         let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
         let root = self.signing.on(context, root)?;
+        probe::ensure(&root).await?;
         let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
         let published = job::publish(&root, &request, budget, &bar).await;
         drop(bar);

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use weighbridge_schemas::report::Report;
 use weighbridge_snapshots::manifest;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::root::Absent;
 
 use super::output::{bytes, count, plain, table};
@@ -23,7 +23,8 @@ pub(super) struct Show {
 impl Show {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let root = context.root(Absent::Refuse)?;
-        let (model, id) = Reference::locate(&self.reference, &root, &default_channel()).await?;
+        let Located { model, snapshot: id, .. } =
+            Reference::locate(&self.reference, &root, &default_channel()).await?;
         manifest::get(&root, &model, &id).await?;
         let (report, count) = manifest::report(&root, &model, &id).await?;
         context.output.listing(&json!(report), || text(&report, count - 1));

@@ -13,7 +13,9 @@ use weighbridge_schemas::snapshot::SnapshotManifest;
 use weighbridge_snapshots::catalog;
 use weighbridge_snapshots::channel::Channel;
 use weighbridge_snapshots::error::{Class, StoreError};
+use weighbridge_snapshots::layout;
 use weighbridge_snapshots::manifest;
+use weighbridge_snapshots::retain::pins;
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::Context;
@@ -34,6 +36,8 @@ struct Row {
     found: Option<SnapshotManifest>,
     outcome: Option<Outcome>,
     channels: Vec<String>,
+    /// Absent where what was said of it is damaged.
+    pinned: Option<bool>,
 }
 
 impl List {
@@ -53,7 +57,10 @@ impl List {
         }
         context.output.listing(&listing, || {
             let cells: Vec<_> = rows.iter().map(cells).collect();
-            table(&["model", "run", "step", "snapshot", "size", "tensors", "gates", "channels"], &cells)
+            table(
+                &["model", "run", "step", "snapshot", "size", "tensors", "gates", "pin", "channels"],
+                &cells,
+            )
         });
         let Some(failure) = failure else { return Ok(ExitCode::SUCCESS) };
         context.output.failure_line(&failure);
@@ -85,14 +92,22 @@ async fn rows_of(root: &Root, model: &ModelName, damage: &mut Option<StoreError>
     }
     let mut rows = Vec::new();
     for id in catalog::snapshots(root, model).await? {
-        let found = whole(manifest::get(root, model, &id).await, damage)?;
-        let report = whole(manifest::report(root, model, &id).await, damage)?;
+        let found = manifest::get(root, model, &id).await;
+        let report = manifest::report(root, model, &id).await;
+        if root.size(&layout::snapshot(model, &id)).await?.is_none() {
+            // Collected meanwhile.
+            continue;
+        }
+        let found = whole(found, damage)?;
+        let report = whole(report, damage)?;
+        let pin = whole(pins::get(root, model, &id).await, damage)?;
         rows.push(Row {
             model: model.clone(),
             id,
             found,
             outcome: report.map(|(report, _)| report.outcome),
             channels: pointing.remove(&id).unwrap_or_default(),
+            pinned: pin.map(|pin| pin.is_some_and(|pin| pin.pinned)),
         });
     }
     Ok(rows)
@@ -124,6 +139,7 @@ fn document(row: &Row) -> serde_json::Value {
         "tensors": found.map(|found| found.tensors.len()),
         "gates": row.outcome,
         "channels": row.channels,
+        "pinned": row.pinned,
     })
 }
 
@@ -137,6 +153,7 @@ fn cells(row: &Row) -> Vec<String> {
         cell(&|found| bytes(found.bytes())),
         cell(&|found| found.tensors.len().to_string()),
         row.outcome.map_or("?", Outcome::as_str).to_owned(),
+        row.pinned.map_or("?", |pinned| if pinned { "pinned" } else { "" }).to_owned(),
         row.channels.join(", "),
     ]
 }

@@ -7,17 +7,19 @@ use serde_json::json;
 
 use weighbridge_schemas::error::Kind;
 use weighbridge_schemas::names::ModelName;
-use weighbridge_snapshots::fetch::Progress as _;
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::fetch::Limits;
+use weighbridge_snapshots::pace::Pace;
+use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::root::{Absent, Root};
 use weighbridge_snapshots::sign::audit::{self, Audit};
 use weighbridge_snapshots::verify::{self, Verified};
 
 use super::bar::Bar;
+use super::fetch::PROCESS_MEMORY;
 use super::output::{bytes, count, error_object};
 use super::signing::TrustOptions;
 use super::snapshots::models;
-use super::{Context, default_channel};
+use super::{Context, MemoryOption, default_channel};
 use crate::error::{Exit, Failure, Result};
 
 /// Read and check a snapshot, a model, or the whole store: manifests, reports, channel entries, and every chunk.
@@ -26,32 +28,40 @@ use crate::error::{Exit, Failure, Result};
 /// signed.
 #[derive(Debug, Args)]
 pub(super) struct Verify {
-    /// MODEL for all of a model, MODEL@CHANNEL or MODEL@SNAPSHOT for one snapshot; without any, the whole store.
+    /// MODEL for all of a model, MODEL@CHANNEL for a channel's log and the snapshot that it points at, MODEL@SNAPSHOT
+    /// for one snapshot; without any, the whole store.
     #[arg(value_name = "MODEL[@CHANNEL|@SNAPSHOT]")]
     reference: Option<String>,
     #[command(flatten)]
     trust: TrustOptions,
+    #[command(flatten)]
+    memory: MemoryOption,
 }
 
 impl Verify {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
+        let memory = context.memory(&self.memory)?.saturating_sub(PROCESS_MEMORY);
         let root = context.root(Absent::Refuse)?;
         let demanding = self.trust.on(context, root.clone())?;
+        let most = if root.is_bucket() { verify::OF_A_BUCKET } else { verify::OF_A_FOLDER };
+        let limits = Limits::new(&root, memory, most, Pace::default());
         let bar = Bar::new("verifying", context.output.is_json());
-        let progress = |bytes| bar.advance(bytes);
         let mut signed = Audit::default();
         let verified = match self.reference.as_deref() {
             Some(text)
                 if text.contains('@') || text.parse::<weighbridge_schemas::ids::SnapshotId>().is_ok() =>
             {
-                let (model, id) = Reference::locate(text, &demanding, &default_channel()).await?;
-                let verified = verify::snapshot(&root, &model, &id, &progress).await?;
-                audit::snapshot(&demanding, &model, &id, &mut signed).await?;
+                let Located { model, snapshot, followed, .. } =
+                    Reference::locate(text, &demanding, &default_channel()).await?;
+                let channel = followed.map(|followed| followed.channel);
+                let verified =
+                    verify::snapshot(&root, &model, &snapshot, channel.as_ref(), &limits, &*bar).await?;
+                audit::snapshot(&demanding, &model, &snapshot, &mut signed).await?;
                 verified
             }
             named => {
                 let models = models(&root, named).await?;
-                let verified = all(&root, &models, &progress).await?;
+                let verified = all(&root, &models, &limits, &bar).await?;
                 for model in &models {
                     audit::model(&demanding, model, &mut signed).await?;
                 }
@@ -63,12 +73,13 @@ impl Verify {
     }
 }
 
-async fn all(root: &Root, models: &[ModelName], progress: verify::Progress<'_>) -> Result<Verified> {
+async fn all(root: &Root, models: &[ModelName], limits: &Limits, bar: &Bar) -> Result<Verified> {
     let mut sum = Verified::default();
     for model in models {
-        let verified = verify::model(root, model, progress).await?;
+        let verified = verify::model(root, model, limits, bar).await?;
         sum.snapshots += verified.snapshots;
         sum.entries += verified.entries;
+        sum.collected += verified.collected;
         sum.chunks += verified.chunks;
         sum.bytes += verified.bytes;
         sum.problems.extend(verified.problems);
@@ -97,6 +108,7 @@ fn tell(context: &Context, verified: Verified, signed: Option<Audit>) -> ExitCod
     let mut document = json!({
         "snapshots": verified.snapshots,
         "entries": verified.entries,
+        "collected_entries": verified.collected,
         "chunks": verified.chunks,
         "bytes": verified.bytes,
         "problems": listed,
@@ -108,6 +120,10 @@ fn tell(context: &Context, verified: Verified, signed: Option<Audit>) -> ExitCod
         count(verified.chunks, "chunk"),
         bytes(verified.bytes)
     );
+    if verified.collected > 0 {
+        summary
+            .push_str(&format!("; {} of snapshots collected since", count(verified.collected, "old entry")));
+    }
     if let Some((snapshots, channels)) = signatures {
         document["signed"] = json!({ "snapshots": snapshots, "channels": channels });
         let (snapshots, channels) = (count(snapshots, "snapshot"), count(channels, "channel"));

@@ -8,7 +8,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use weighbridge_queue::Taker;
-use weighbridge_snapshots::root::Absent;
+use weighbridge_snapshots::probe;
+use weighbridge_snapshots::root::{Absent, Root};
 
 use super::drop::SpoolOption;
 use super::shown::Shown;
@@ -18,6 +19,7 @@ use crate::config::{DEFAULT_LISTEN, DEFAULT_PART, Device, LEAST_MEMORY, check_pa
 use crate::error::{Exit, Failure, Result};
 use crate::job::Budget;
 use crate::metrics::Metrics;
+use crate::soak;
 use crate::sources::Allowed;
 use crate::steps::{self, Pauses, Steps};
 use crate::systemd;
@@ -44,16 +46,20 @@ pub(super) struct Worker {
     until_empty: bool,
 }
 
-/// Run all that one machine needs, in one process, until told to stop: workers, and whoever sends what waits in the
-/// spool.
+/// Run all that one machine needs, in one process, until told to stop: workers, whoever sends what waits in the
+/// spool, and the upkeep of channels.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weighbridge serve --store /srv/store --queue embedded:/srv/queue")]
 pub(super) struct Serve {
     #[command(flatten)]
     work: WorkOptions,
     /// What runs.
-    #[arg(long, value_delimiter = ',', default_values = ["worker", "spool"], value_name = "ROLES")]
+    #[arg(long, value_delimiter = ',', default_values = ["worker", "spool", "upkeep"], value_name = "ROLES")]
     roles: Vec<Role>,
+    /// How often channels are looked at for what has stood long enough to be promoted, in seconds.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    upkeep_seconds: u64,
     #[command(flatten)]
     spool: SpoolOption,
 }
@@ -64,6 +70,8 @@ enum Role {
     Worker,
     /// Sends what waits in the spool.
     Spool,
+    /// Promotes what has stood on a channel for as long as its model's policy says.
+    Upkeep,
 }
 
 #[derive(Debug, Args)]
@@ -126,7 +134,24 @@ impl Serve {
             }
             self.work.run(context, false, Some(listen), stop.clone()).await
         };
-        tokio::try_join!(spool, work).map(drop)
+        tokio::try_join!(spool, work, self.upkeep(context, stop.clone())).map(drop)
+    }
+
+    /// Looks at channels again and again. What fails is told, and tried the next time.
+    async fn upkeep(&self, context: &Context, mut stop: Stop) -> Result<()> {
+        if !self.roles.contains(&Role::Upkeep) {
+            return Ok(());
+        }
+        let root = self.work.root(context)?;
+        loop {
+            if let Err(error) = soak::tick(&root).await {
+                tracing::warn!(%error, "channels cannot be looked at");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(self.upkeep_seconds)) => {}
+                () = stop.wait() => return Ok(()),
+            }
+        }
     }
 }
 
@@ -172,12 +197,18 @@ impl WorkOptions {
             }
             health.queue_fails(&error);
         }
+        tried_out(steps.root(), &health, stop.clone()).await?;
         worker::run(steps, concurrency, options, health, stop).await;
         if context.output.is_json() {
             let why = if told.is_set() { "told" } else { "empty" };
             context.output.document(&serde_json::json!({ "stopped": why }));
         }
         Ok(())
+    }
+
+    fn root(&self, context: &Context) -> Result<Root> {
+        let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
+        self.signing.on(context, root)
     }
 
     async fn steps(&self, context: &Context) -> Result<Steps> {
@@ -216,9 +247,29 @@ impl WorkOptions {
             },
             pauses: Pauses { first: Duration::from_secs(1), longest: Duration::from_secs(30) },
         };
-        let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
-        let root = self.signing.on(context, root)?;
+        let root = self.root(context)?;
         Ok(Steps::new(root, context.queue_patiently(PATIENCE).await?, options, Arc::new(Metrics::default())))
+    }
+}
+
+/// Tries the store out before anything is published into it, for as long as it is away, or until told to stop. One that
+/// will never do is said now.
+async fn tried_out(root: &Root, health: &Health, mut stop: Stop) -> Result<()> {
+    loop {
+        let ensured = tokio::select! {
+            ensured = probe::ensure(root) => ensured.map_err(Failure::from),
+            () = stop.wait() => return Ok(()),
+        };
+        let Err(failure) = ensured else { return Ok(()) };
+        if failure.kind == weighbridge_schemas::error::Kind::Permanent {
+            return Err(failure);
+        }
+        tracing::warn!(%failure, "the store cannot be tried out yet");
+        health.failed(&failure);
+        tokio::select! {
+            () = tokio::time::sleep(PATIENCE) => {}
+            () = stop.wait() => return Ok(()),
+        }
     }
 }
 

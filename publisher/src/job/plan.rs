@@ -234,7 +234,8 @@ fn check_listing(checkpoint: &Checkpoint, stored: &[Stored], extra: u64, memory:
 
 /// Plans the publish of `checkpoint` under `policy`, within a budget of `memory` bytes.
 ///
-/// `store` is the folder that the store lies in, if it is one: should that be below the checkpoint's, it holds no artifacts.
+/// `store` is the folder that the store lies in, if it is one: should that be below the checkpoint's, it holds no
+/// artifacts.
 ///
 /// # Errors
 /// Where the policy does not fit the checkpoint, or the listing not the budget.

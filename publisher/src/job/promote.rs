@@ -21,8 +21,8 @@ pub enum Force {
     Promote,
 }
 
-/// Appends a channel entry, unless the channel is held, newer, or there already; the snapshot is claimed. Gives the outcome, and the entry that
-/// rules afterwards, or is the publish's own.
+/// Appends a channel entry, unless the channel is held, newer, or there already; the snapshot is claimed. Gives the
+/// outcome, and the entry that rules afterwards, or is the publish's own.
 ///
 /// # Errors
 /// As the store fails.
@@ -34,7 +34,7 @@ pub async fn promote(
     claim: &Claim,
     force: Force,
 ) -> Result<(Ended, Option<ChannelEntry>)> {
-    claim.check()?;
+    claim.check(root)?;
     let channel = Channel::new(root, &request.model, &request.channel);
     let candidate = Candidate { snapshot, run: &request.run, step: request.step };
     let other_run = request.policy.channel.other_run;

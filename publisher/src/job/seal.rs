@@ -85,6 +85,8 @@ impl Sealing<'_> {
             let digest = ReportDigest::of(&self.report.to_bytes());
             sign::put(root, self.manifest, self.report, digest, signers).await?;
         }
+        // Making chunks again may have taken long: what nobody claims any more may be gone again.
+        claim.check(root)?;
         manifest::put(root, self.manifest).await?;
         Ok(claim)
     }

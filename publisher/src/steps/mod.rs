@@ -217,6 +217,10 @@ impl Steps {
     async fn step(&self, lease: &Lease, step: &Step) -> Result<Verdict> {
         let job = Job::new(&self.root, &step.model, &step.job);
         let Some(record) = job.record().await? else {
+            if job.has_ended().await? {
+                // Its documents are being collected: the outcome goes last.
+                return Ok(Verdict::Done);
+            }
             let failure = unknown_job(step);
             // A record is put before any step is asked for. So it may be another store that is here at the moment.
             let patient = lease.waited < UNKNOWN;

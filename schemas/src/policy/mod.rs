@@ -19,12 +19,14 @@ mod artifacts;
 mod encode;
 mod keep_rows;
 mod list;
+mod promotion;
 mod retention;
 mod rule;
 
 pub use artifacts::{Artifacts, ArtifactsFile};
 pub use encode::{CastDtype, EncodeFile, EncodeTable, OddWidth, Wanted};
 pub use keep_rows::{INDEX_REMAPPING, KeepRows, KeepRowsFile, KeepRowsTensor};
+pub use promotion::Promotion;
 pub use retention::Retention;
 use rule::{CanonicalRule, Rule, substitute};
 pub use rule::{RuleFile, Treatment};
@@ -65,6 +67,9 @@ pub struct PolicyFile {
     /// How a queued publish goes about its work.
     #[serde(default)]
     pub job: JobPolicy,
+    /// Where a snapshot goes that has stood on the channel for a while.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promotion: Option<Promotion>,
     /// What `gc` keeps.
     #[serde(default)]
     pub retention: Retention,
@@ -210,6 +215,8 @@ pub struct Policy {
     pub channel: ChannelPolicy,
     /// How a queued publish goes about its work.
     pub job: JobPolicy,
+    /// Where a snapshot goes that has stood on the channel for a while.
+    pub promotion: Option<Promotion>,
     /// What `gc` keeps.
     pub retention: Retention,
 }
@@ -258,6 +265,10 @@ impl Policy {
                 ));
             }
         }
+        if file.promotion.as_ref().is_some_and(|promotion| promotion.to == file.channel.name) {
+            let why = "promotion.to is another channel than channel.name, which it comes from";
+            return Err(DocumentError::malformed(DOCUMENT, why));
+        }
         file.retention.check().map_err(|why| DocumentError::malformed(DOCUMENT, why))?;
         Ok(Self {
             rules,
@@ -266,6 +277,7 @@ impl Policy {
             gates: file.gates,
             channel: file.channel,
             job: file.job,
+            promotion: file.promotion,
             retention: file.retention,
         })
     }

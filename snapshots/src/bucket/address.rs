@@ -8,9 +8,10 @@
 //!
 //! For S3 these are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`,
 //! `AWS_ENDPOINT_URL` or `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`, `AWS_SKIP_SIGNATURE`; without keys there, a web identity's
-//! token (`AWS_WEB_IDENTITY_TOKEN_FILE`, `AWS_ROLE_ARN`), a container's or a machine's own role. `object_store`
-//! documents all variables at its builders. Credentials come from the environment alone, never from a URL, which ends
-//! up in logs. Certificates are judged by the system's own store of roots.
+//! token (`AWS_WEB_IDENTITY_TOKEN_FILE`, `AWS_ROLE_ARN`), a container's role, the keys of a profile in the files of
+//! Amazon's own tools (`AWS_PROFILE`, see `profile`), or a machine's role. `object_store` documents all variables at
+//! its builders. Credentials come from there alone, never from a URL, which ends up in logs. Certificates are judged
+//! by the system's own store of roots.
 
 use std::fmt;
 use std::sync::{Arc, Once};
@@ -18,6 +19,7 @@ use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::HttpConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
@@ -27,6 +29,8 @@ use url::Url;
 use weighbridge_schemas::error::shorten;
 
 use super::answers::{Answers, Watching};
+use super::profile;
+use super::uploads::Uploads;
 use crate::error::{Class, Result, StoreError};
 use crate::outside;
 
@@ -81,6 +85,7 @@ pub struct Client {
     /// Where requests go, where that is told.
     endpoint: Option<String>,
     region: Option<String>,
+    uploads: Option<Uploads>,
 }
 
 impl fmt::Debug for Client {
@@ -101,13 +106,24 @@ impl Client {
         match (self.scheme, &self.region) {
             ("s3", Some(region)) => {
                 format!(
-                    "the region is {region} by the configuration; set AWS_REGION (or region under [bucket]) to the bucket's"
+                    "the region is {region} by the configuration; set AWS_REGION (or region under [bucket]) to the \
+                     bucket's"
                 )
             }
             ("s3", None) => "set AWS_REGION (or region under [bucket]) to the bucket's".to_owned(),
             ("az", _) => "check AZURE_STORAGE_ACCOUNT_NAME and the container's name".to_owned(),
             _ => "check the bucket's name".to_owned(),
         }
+    }
+
+    /// Where requests go and the bucket's region, where these are said.
+    pub(super) fn destination(&self) -> (Option<&str>, Option<&str>) {
+        (self.endpoint.as_deref(), self.region.as_deref())
+    }
+
+    /// The bucket's uploads, where it is one of S3's.
+    pub(super) fn uploads(&self) -> Option<&Uploads> {
+        self.uploads.as_ref()
     }
 
     /// What tells this store from others: where requests go, and the URL.
@@ -126,6 +142,7 @@ impl Client {
             scheme: "s3",
             endpoint: None,
             region: None,
+            uploads: None,
         }
     }
 }
@@ -142,6 +159,29 @@ pub fn is_bucket(location: &str) -> bool {
 /// [`Class::BadLocation`].
 pub fn check(url: &str) -> Result<()> {
     read(url).map(drop)
+}
+
+/// Checks that `endpoint` can be one: `https://HOST` or `http://HOST`, and nothing that is secret.
+///
+/// # Errors
+/// [`Class::BadLocation`].
+pub fn check_endpoint(endpoint: &str) -> Result<()> {
+    let bad = |why: String| StoreError::new(Class::BadLocation, "endpoint", why);
+    let url = Url::parse(endpoint)
+        .map_err(|error| bad(format!("it is no URL ({error}); write it like https://s3.example.org")))?;
+    if !url.username().is_empty()
+        || url.password().is_some()
+        || url.query().is_some()
+        || url.fragment().is_some()
+    {
+        return Err(bad(
+            "it holds credentials, a query or a fragment; write it like https://s3.example.org".into()
+        ));
+    }
+    match url.scheme() {
+        "http" | "https" => Ok(()),
+        other => Err(bad(format!("{other}:// is not supported; write it like https://s3.example.org"))),
+    }
 }
 
 /// What a URL says.
@@ -205,10 +245,10 @@ fn made(
     let access = access_hint(scheme);
     let answers = Arc::clone(answers);
     let built = build(scheme, &url, options, watching);
-    let (store, endpoint, region) = built.map_err(|error| {
+    let (store, endpoint, region, uploads) = built.map_err(|error| {
         StoreError::new(Class::BadLocation, &shown, format!("no client can be built: {error}; {access}"))
     })?;
-    Ok((Client { store, shown, access, answers, scheme, endpoint, region }, prefix))
+    Ok((Client { store, shown, access, answers, scheme, endpoint, region, uploads }, prefix))
 }
 
 impl Client {
@@ -219,6 +259,7 @@ impl Client {
             return self;
         }
         self.store = Arc::new(PrefixStore::new(self.store, prefix.clone()));
+        self.uploads = self.uploads.map(|uploads| uploads.below(prefix));
         self
     }
 }
@@ -228,8 +269,8 @@ fn access_hint(scheme: &str) -> &'static str {
     match scheme {
         "s3" => {
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN with temporary ones) to \
-             credentials that may do this here, or AWS_SKIP_SIGNATURE=true for a public bucket; and AWS_REGION to \
-             the bucket's region"
+             credentials that may do this here, or AWS_PROFILE to a profile that has such, or \
+             AWS_SKIP_SIGNATURE=true for a public bucket; and AWS_REGION to the bucket's region"
         }
         "gs" => {
             "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS to the file of a key that may do this here, \
@@ -242,17 +283,16 @@ fn access_hint(scheme: &str) -> &'static str {
     }
 }
 
-type Built = (Arc<dyn ObjectStore>, Option<String>, Option<String>);
+type Built = (Arc<dyn ObjectStore>, Option<String>, Option<String>, Option<Uploads>);
 
 fn build(
     scheme: &str,
     url: &Url,
     options: &Options,
     watching: Option<Watching>,
-) -> object_store::Result<Built> {
+) -> std::result::Result<Built, Box<dyn std::error::Error>> {
     install_cryptography();
-    // Who asks tries again, and bounds how long a store may be silent: a whole request may take longer.
-    let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
+    let retry = no_retries();
     let client = |allow_http: bool| {
         let allow_http = allow_http || options.allow_http;
         ClientOptions::new().with_timeout_disabled().with_connect_timeout(CONNECT).with_allow_http(allow_http)
@@ -262,33 +302,17 @@ fn build(
             .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes"))
     };
     Ok(match scheme {
-        "s3" => {
-            let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retry);
-            if let Some(endpoint) = &options.endpoint {
-                builder = builder.with_endpoint(endpoint);
-            }
-            if let Some(region) = &options.region {
-                builder = builder.with_region(region);
-            }
-            if let Some(path_style) = options.path_style {
-                builder = builder.with_virtual_hosted_style_request(!path_style);
-            }
-            let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
-            let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
-            // The store compares what came with what was sent.
-            builder = builder.with_checksum_algorithm(Checksum::SHA256);
-            if let Some(watching) = watching {
-                builder = builder.with_http_connector(watching);
-            }
-            let store = builder.with_client_options(client(allow("AWS_ALLOW_HTTP"))).build()?;
-            (Arc::new(store), endpoint, region)
-        }
+        "s3" => s3(url, options, watching, client(allow("AWS_ALLOW_HTTP")))?,
         "gs" => {
             let mut builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str()).with_retry(retry);
+            if let Some(endpoint) = &options.endpoint {
+                builder = builder.with_base_url(endpoint);
+            }
             if let Some(watching) = watching {
                 builder = builder.with_http_connector(watching);
             }
-            (Arc::new(builder.with_client_options(client(allow("GOOGLE_ALLOW_HTTP"))).build()?), None, None)
+            let client = client(allow("GOOGLE_ALLOW_HTTP"));
+            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None, None)
         }
         _ => {
             let mut builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str()).with_retry(retry);
@@ -300,9 +324,53 @@ fn build(
                 builder = builder.with_http_connector(watching);
             }
             let client = client(emulated || allow("AZURE_ALLOW_HTTP"));
-            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None)
+            (Arc::new(builder.with_client_options(client).build()?), options.endpoint.clone(), None, None)
         }
     })
+}
+
+/// A client of S3, or of what speaks like it.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a store's variables are read where its builder reads the others"
+)]
+fn s3(
+    url: &Url,
+    options: &Options,
+    watching: Option<Watching>,
+    client: ClientOptions,
+) -> std::result::Result<Built, Box<dyn std::error::Error>> {
+    let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(no_retries());
+    if let Some(endpoint) = &options.endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    if let Some(region) = &options.region {
+        builder = builder.with_region(region);
+    }
+    builder = profile::add(builder, outside::variable)?;
+    if let Some(path_style) = options.path_style {
+        builder = builder.with_virtual_hosted_style_request(!path_style);
+    }
+    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+    let unsigned = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
+    // The store compares what came with what was sent.
+    builder = builder.with_checksum_algorithm(Checksum::SHA256);
+    let mut http = None;
+    if let Some(watching) = watching {
+        http = Some(watching.connect(&client)?);
+        builder = builder.with_http_connector(watching);
+    }
+    let store = Arc::new(builder.with_client_options(client).build()?);
+    // Who is nobody signs no URL.
+    let signed = unsigned.is_none_or(|unsigned| unsigned == "false");
+    let uploads = http.filter(|_| signed).map(|http| Uploads::new(Arc::clone(&store), http));
+    Ok((store, endpoint, region, uploads))
+}
+
+/// Who asks tries again, and bounds how long a store may be silent: a whole request may take longer.
+fn no_retries() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
 
 /// TLS by `ring`, for the whole process: the client is built without a library of its own.

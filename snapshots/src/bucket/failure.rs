@@ -46,8 +46,8 @@ const UNTRUSTED: [(&str, &str); 3] = [
     ("too many redirects", "check the endpoint"),
     (
         "URL scheme is not allowed",
-        "an endpoint of http:// has to be allowed: allow_http under [bucket] in weighbridge.toml, or AWS_ALLOW_HTTP=true \
-         (GOOGLE_ALLOW_HTTP, AZURE_ALLOW_HTTP)",
+        "an endpoint of http:// has to be allowed: allow_http under [bucket] in weighbridge.toml, or \
+         AWS_ALLOW_HTTP=true (GOOGLE_ALLOW_HTTP, AZURE_ALLOW_HTTP)",
     ),
 ];
 
@@ -124,6 +124,8 @@ impl Failure {
                 Self::NoBucket
             }
             Store::NotFound { .. } => Self::Absent(tell(error)),
+            // Of many that are deleted at once each has an answer of its own, within one that went well.
+            Store::Generic { .. } if last().contains("(code: AccessDenied)") => Self::Denied(tell(error)),
             Store::AlreadyExists { .. } => Self::Present,
             Store::Precondition { .. } | Store::NotModified { .. } => Self::Changed,
             Store::PermissionDenied { .. } | Store::Unauthenticated { .. } => Self::Denied(tell(error)),

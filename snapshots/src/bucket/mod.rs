@@ -3,6 +3,8 @@
 //! | room | holds |
 //! |---|---|
 //! | [`address`] | from a URL and options to a client |
+//! | `profile` | keys of S3 in the files that Amazon's own tools keep |
+//! | `uploads` | uploads that were begun and not ended (S3) |
 //! | `answers` | what a store's answers say beside their bodies: its clock, its errors, how long to wait |
 //! | `failure` | what a failure means, and the way out |
 //!
@@ -14,6 +16,8 @@
 pub mod address;
 mod answers;
 mod failure;
+mod profile;
+mod uploads;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -28,11 +32,12 @@ use object_store::{
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-pub use address::{Client, Options, check, client, is_bucket, plain_client};
+pub use address::{Client, Options, check, check_endpoint, client, is_bucket, plain_client};
 
 use crate::error::{Result, StoreError};
 use crate::pace::Pace;
 use crate::root::Put;
+use crate::unfinished::Unfinished;
 use answers::Answers;
 use failure::Failure;
 
@@ -109,6 +114,33 @@ impl Bucket {
     /// What tells this store from others.
     pub(crate) fn identity(&self) -> String {
         self.client.identity()
+    }
+
+    /// Where requests go and the bucket's region, where these are said.
+    pub(crate) fn destination(&self) -> (Option<&str>, Option<&str>) {
+        self.client.destination()
+    }
+
+    /// Uploads that were begun and not ended; none where the store is not asked for them.
+    pub(crate) async fn unfinished(&self) -> Result<Vec<Unfinished>> {
+        let Some(uploads) = self.client.uploads() else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        let mut after = None;
+        loop {
+            let request = || uploads.page(after.as_ref());
+            let page = self.tried(&Key::default(), SILENCE * 4, request).await?;
+            found.extend(page.uploads);
+            if page.next.is_none() || page.next == after {
+                return Ok(found);
+            }
+            after = page.next;
+        }
+    }
+
+    /// Ends an upload for good.
+    pub(crate) async fn abandon(&self, one: &Unfinished) -> Result<()> {
+        let Some(uploads) = self.client.uploads() else { return Ok(()) };
+        self.tried(&one.key, SILENCE, || uploads.abort(one)).await
     }
 
     fn answers(&self) -> &Answers {
@@ -193,7 +225,7 @@ impl Bucket {
         if done.is_err()
             && let Err(error) = timeout(SILENCE, upload.abort()).await
         {
-            tracing::warn!(%key, %error, "an upload was left unfinished; `gc` ends it");
+            tracing::warn!(%key, %error, "an upload was left unfinished; a rule of the bucket ends it");
         }
         done
     }

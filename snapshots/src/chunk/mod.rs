@@ -173,7 +173,18 @@ fn read_file(root: &Root, key: &Key, chunk: Chunk, take: impl FnMut(u64, &[u8]) 
 
 /// Whether `file` holds the chunk at `offset`; read on this thread.
 pub(crate) fn is_at(file: &File, offset: u64, chunk: Chunk) -> Result<bool> {
-    Ok(walk(file, offset, chunk, &chunk.id, |_, _| Ok(()))? == chunk.id)
+    copy_at(file, offset, chunk, |_, _| Ok(()))
+}
+
+/// Hands what `file` has at `offset` in the chunk's place to `take`, run by run, and tells whether it is the chunk;
+/// read on this thread.
+pub(crate) fn copy_at(
+    file: &File,
+    offset: u64,
+    chunk: Chunk,
+    take: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<bool> {
+    Ok(walk(file, offset, chunk, &chunk.id, take)? == chunk.id)
 }
 
 /// Hands the chunk's place in `file` to `take`, run by run, and gives the hash of what is there.

@@ -1,39 +1,93 @@
-//! Chunks out of the store into a staging folder: several at once, each read, hashed and written in one pass.
+//! Chunks into a staging folder, out of another version where one holds them, else out of the store: several at once,
+//! each read, hashed and written in one pass.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 
 use weighbridge_schemas::names::ModelName;
 
+use super::held::{self, Held};
 use super::plan::Piece;
 use super::{Limits, Progress};
 use crate::chunk;
 use crate::disk::{self, Durability, open_regular};
 use crate::error::{Class, Result, StoreError};
-use crate::root::Root;
+use crate::root::{Root, apart};
 
-/// Fetches the pieces into their files, which have their full sizes. If it fails, a file may hold bytes that are not
-/// right: [`super::plan::missing`] finds them, and nothing is taken from a staging folder unchecked.
+/// Fetches the pieces into their files, which have their full sizes; how many bytes came out of the store. If it fails,
+/// a file may hold bytes that are not right: [`super::plan::missing`] finds them, and nothing is taken from a staging
+/// folder unchecked.
 pub(super) async fn download(
     root: &Root,
     model: &ModelName,
     staging: &Path,
-    pieces: Vec<Piece>,
+    (pieces, held): (Vec<Piece>, Held),
     durability: Durability,
     limits: &Limits,
     progress: &dyn Progress,
-) -> Result<()> {
-    tracing::debug!(pieces = pieces.len(), staging = %staging.display(), "fetching");
+) -> Result<u64> {
+    tracing::debug!(pieces = pieces.len(), held = held.len(), staging = %staging.display(), "fetching");
+    let held = &Arc::new(held);
     let fetches = futures::stream::iter(pieces).map(|piece| async move {
-        let _memory = limits.memory_for(piece.chunk.size).await;
-        fetch(root, model, &piece, durability, limits).await?;
+        let mut read = 0;
+        if !take_over(held, &piece, durability).await? {
+            let _memory = limits.memory_for(piece.chunk.size).await;
+            fetch(root, model, &piece, durability, limits).await?;
+            read = piece.chunk.size;
+        }
         progress.advance(piece.chunk.size);
-        Ok(())
+        Ok(read)
     });
-    fetches.buffer_unordered(limits.chunks.max(1)).try_collect().await
+    fetches.buffer_unordered(limits.chunks.max(1)).try_fold(0, async |sum, read| Ok(sum + read)).await
+}
+
+/// Copies a piece out of another version, and tells whether that went well.
+async fn take_over(held: &Arc<Held>, piece: &Piece, durability: Durability) -> Result<bool> {
+    if !held.contains_key(&piece.chunk.id) {
+        return Ok(false);
+    }
+    let (held, piece) = (Arc::clone(held), piece.clone());
+    apart("copying", move || {
+        let Some(place) = held.get(&piece.chunk.id) else { return Ok(false) };
+        let mut write = writer(&piece, durability)?;
+        let mut failed = None;
+        let copied = held::copy(place, &piece, |offset, bytes| {
+            write(offset, bytes).inspect_err(|error| failed = Some(error.clone()))
+        });
+        match (copied, failed) {
+            (Ok(right), _) => Ok(right),
+            (_, Some(failed)) => Err(failed),
+            // It went meanwhile, or is damaged: the store has it.
+            (Err(error), None) => {
+                tracing::debug!(%error, "a chunk of another version cannot be used");
+                Ok(false)
+            }
+        }
+    })
+    .await
+}
+
+/// What writes a piece's bytes to their place.
+fn writer(
+    piece: &Piece,
+    durability: Durability,
+) -> Result<impl FnMut(u64, &[u8]) -> Result<()> + Send + use<>> {
+    let path = piece.file.clone();
+    let opened = open_regular(&path, File::options().write(true));
+    let file = opened.map_err(|error| StoreError::io(path.display(), &error))?;
+    let at = piece.offset;
+    Ok(move |offset: u64, bytes: &[u8]| {
+        let offset = at + offset;
+        file.write_all_at(bytes, offset).map_err(|error| StoreError::io(path.display(), &error))?;
+        if durability == Durability::Synced {
+            disk::start_writing(&file, offset, bytes.len());
+        }
+        Ok(())
+    })
 }
 
 /// A chunk that comes out wrong is read once more: it may have been the way, not the store.
@@ -60,17 +114,5 @@ async fn copy(
     durability: Durability,
     limits: &Limits,
 ) -> Result<()> {
-    let path = piece.file.clone();
-    let opened = open_regular(&path, File::options().write(true));
-    let file = opened.map_err(|error| StoreError::io(path.display(), &error))?;
-    let at = piece.offset;
-    let take = move |offset: u64, bytes: &[u8]| {
-        let offset = at + offset;
-        file.write_all_at(bytes, offset).map_err(|error| StoreError::io(path.display(), &error))?;
-        if durability == Durability::Synced {
-            disk::start_writing(&file, offset, bytes.len());
-        }
-        Ok(())
-    };
-    chunk::read(root, model, piece.chunk, &limits.pace, take).await
+    chunk::read(root, model, piece.chunk, &limits.pace, writer(piece, durability)?).await
 }

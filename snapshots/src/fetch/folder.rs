@@ -53,11 +53,15 @@ impl Folder {
         Ok(folder)
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(super) fn durability(&self) -> Durability {
         self.durability
     }
 
-    fn versions(&self) -> PathBuf {
+    pub(super) fn versions(&self) -> PathBuf {
         self.path.join("versions")
     }
 

@@ -5,7 +5,11 @@
 //! DIR/current                 a link to versions/SNAPSHOT, flipped atomically
 //! DIR/.staging/SNAPSHOT/      a fetch in progress; what is right in it is used again after a crash
 //! DIR/.lock                   held by the one fetch that works here; gone with its process
+//! DIR/.seen.json              the newest entry that was seen of each channel
 //! ```
+//!
+//! A chunk that another version in the folder holds is copied from there. A channel that goes back behind what was
+//! seen of it is refused.
 //!
 //! Order: every chunk is verified as it is written, every file is synced, the staging folder is renamed to its version,
 //! and only then `current` flips. A chunk that is not right ends the fetch, and what lies in the staging folder is
@@ -13,21 +17,25 @@
 
 mod download;
 mod folder;
+mod held;
 mod plan;
+mod seen;
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use weighbridge_schemas::ids::SnapshotId;
-use weighbridge_schemas::names::ModelName;
+use weighbridge_schemas::snapshot::SnapshotManifest;
 
 use crate::error::{Class, Result};
 use crate::manifest;
 use crate::pace::Pace;
+use crate::reference::{Located, follow};
 use crate::root::{self, Root};
 
 pub use folder::Folder;
+use seen::Seen;
 
 /// What a fetch did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,10 +52,17 @@ pub struct Fetched {
 
 /// Told what a fetch does.
 pub trait Progress: Send + Sync {
-    /// It will handle so many bytes.
+    /// It will handle so many bytes; several times where it comes to know of more.
     fn start(&self, bytes: u64);
     /// It has handled so many more.
     fn advance(&self, bytes: u64);
+}
+
+/// Nobody is told.
+impl Progress for () {
+    fn start(&self, _: u64) {}
+
+    fn advance(&self, _: u64) {}
 }
 
 /// How much a fetch may use.
@@ -77,31 +92,77 @@ impl Limits {
     }
 
     /// Waits for the memory that a chunk of this size takes.
-    async fn memory_for(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+    pub(crate) async fn memory_for(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         let kibibytes = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.memory_kibibytes);
         Arc::clone(self.memory.as_ref()?).acquire_many_owned(kibibytes).await.ok()
     }
 }
 
-/// Fetches snapshot `id` of `model` into `folder`, and flips `current` to it.
+/// Fetches what `located` says into `folder`, and flips `current` to it. Where another fetch saw a newer entry of its
+/// channel while the folder's lock was waited for, what the channel says then is fetched. With `forget`, what was seen
+/// before counts for nothing.
 ///
 /// # Errors
-/// [`Class::Integrity`] where anything in the store is not what its name says: then
+/// [`Class::Integrity`] where anything in the store is not what its name says, or a channel went back: then
 /// `folder` is as it was. [`Class::DiskFull`] before the first byte where the disk has
 /// no room. Else as the store or the folder fails.
 pub async fn fetch(
     root: &Root,
-    model: &ModelName,
+    located: Located,
+    folder: &Folder,
+    forget: bool,
+    limits: &Limits,
+    progress: &dyn Progress,
+) -> Result<Fetched> {
+    let _lock = folder.lock().await?;
+    let (mut located, seen) = checked(root, located, folder, forget).await?;
+    let id = located.snapshot;
+    let found = match located.manifest.take() {
+        Some(found) => found,
+        None => Arc::new(manifest::get(root, &located.model, &id).await?),
+    };
+    let fetched = bring(root, &id, found, folder, limits, progress).await?;
+    if let Some(followed) = located.followed {
+        let model = located.model;
+        apart(&id, folder, move |folder, _| seen.note(folder.path(), &model, &followed, folder.durability()))
+            .await?;
+    }
+    Ok(fetched)
+}
+
+/// What is to be fetched now that nobody else works in the folder; and what was seen before.
+async fn checked(root: &Root, located: Located, folder: &Folder, forget: bool) -> Result<(Located, Seen)> {
+    let Some(followed) = &located.followed else { return Ok((located, Seen::default())) };
+    let seen = Seen::read(folder.path());
+    if forget {
+        return Ok((located, seen.unwrap_or_default()));
+    }
+    let seen = seen?;
+    if seen.check(&located.model, followed).is_ok() {
+        return Ok((located, seen));
+    }
+    // Another fetch may have seen a newer entry while the folder's lock was waited for.
+    match follow(root, &located.model, &followed.channel).await? {
+        Some(now) => {
+            now.followed.as_ref().map_or(Ok(()), |followed| seen.check(&now.model, followed))?;
+            Ok((now, seen))
+        }
+        None => seen.check(&located.model, followed).map(|()| (located, seen)),
+    }
+}
+
+/// Brings the snapshot into the folder, whose lock is held.
+async fn bring(
+    root: &Root,
     id: &SnapshotId,
+    manifest: Arc<SnapshotManifest>,
     folder: &Folder,
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Fetched> {
-    let manifest = manifest::get(root, model, id).await?;
     let bytes = manifest.bytes();
     progress.start(bytes);
     let mut fetched = Fetched { snapshot: *id, bytes, bytes_read: 0, bytes_reused: bytes };
-    let _lock = folder.lock().await?;
     if plan::is_complete(folder, id, &manifest, limits, progress).await? {
         apart(id, folder, move |folder, id| {
             folder.secure(id, &manifest)?;
@@ -112,16 +173,21 @@ pub async fn fetch(
     }
     let staging = folder.stage(id)?;
     let missing = plan::missing(&staging, &manifest, limits, progress).await?;
-    fetched.bytes_read = missing.iter().map(|piece| piece.chunk.size).sum();
-    fetched.bytes_reused = bytes - fetched.bytes_read;
-    folder.check_room(fetched.bytes_read)?;
+    folder.check_room(missing.iter().map(|piece| piece.chunk.size).sum())?;
+    let missing = apart(id, folder, move |folder, id| {
+        let held = held::find(&folder.versions(), id, &missing);
+        Ok((missing, held))
+    })
+    .await?;
+    let model = &manifest.model;
     let downloaded =
         download::download(root, model, &staging, missing, folder.durability(), limits, progress).await;
     if downloaded.as_ref().is_err_and(|error| error.class() == Class::Integrity) {
         // Nobody can finish this fetch; a later one starts from nothing.
         folder.clear_staging();
     }
-    downloaded?;
+    fetched.bytes_read = downloaded?;
+    fetched.bytes_reused = bytes - fetched.bytes_read;
     apart(id, folder, move |folder, id| {
         folder.materialise(&staging, id, &manifest)?;
         folder.flip(id)
@@ -131,11 +197,11 @@ pub async fn fetch(
 }
 
 /// Off the I/O threads: syncing takes as long as the disk does.
-async fn apart(
+async fn apart<T: Send + 'static>(
     id: &SnapshotId,
     folder: &Folder,
-    work: impl FnOnce(&Folder, &SnapshotId) -> Result<()> + Send + 'static,
-) -> Result<()> {
+    work: impl FnOnce(&Folder, &SnapshotId) -> Result<T> + Send + 'static,
+) -> Result<T> {
     let (folder, id) = (folder.clone(), *id);
     root::apart("fetching", move || work(&folder, &id)).await
 }

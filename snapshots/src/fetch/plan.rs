@@ -109,7 +109,10 @@ async fn missing_in(
 }
 
 /// Every chunk's place in a folder that holds the manifest's files.
-fn pieces<'m>(folder: &'m Path, manifest: &'m SnapshotManifest) -> impl Iterator<Item = Piece> + 'm {
+pub(super) fn pieces<'m>(
+    folder: &'m Path,
+    manifest: &'m SnapshotManifest,
+) -> impl Iterator<Item = Piece> + 'm {
     manifest.files.iter().flat_map(move |file| {
         let path = folder.join(&file.name);
         file.chunks.iter().scan(0, move |end, &chunk| {

@@ -5,7 +5,7 @@
 //! does not mean it, and one that begins later reads the claim.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -16,7 +16,7 @@ use weighbridge_schemas::snapshot::SnapshotManifest;
 use super::run;
 use crate::error::{Class, Result, StoreError};
 use crate::layout;
-use crate::root::Root;
+use crate::root::{Moment, Root};
 
 /// For how long a claim is relied on. Gc heeds it for twice as long.
 pub const VALID: Duration = Duration::from_secs(3600);
@@ -30,7 +30,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// What was claimed.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
-    since: Instant,
+    since: Moment,
 }
 
 impl Claim {
@@ -38,8 +38,8 @@ impl Claim {
     ///
     /// # Errors
     /// [`Class::Conflict`] where it cannot.
-    pub fn check(&self) -> Result<()> {
-        if self.since.elapsed() < VALID {
+    pub fn check(&self, root: &Root) -> Result<()> {
+        if root.passed(self.since) < VALID {
             return Ok(());
         }
         let why =
@@ -54,7 +54,7 @@ impl Claim {
 /// # Errors
 /// [`Class::Conflict`] where a run of gc does not come to an end; else as the store fails.
 pub async fn claim(root: &Root, model: &ModelName, id: &SnapshotId, operation: &str) -> Result<Claim> {
-    let since = Instant::now();
+    let since = root.moment();
     root.put_if_absent(&layout::claim(model, id, operation), Bytes::new()).await?;
     wait(root, model, id, &BTreeSet::new()).await?;
     Ok(Claim { since })
@@ -66,7 +66,7 @@ pub async fn claim(root: &Root, model: &ModelName, id: &SnapshotId, operation: &
 /// # Errors
 /// As [`claim`].
 pub async fn claim_sealing(root: &Root, manifest: &SnapshotManifest, operation: &str) -> Result<Claim> {
-    let since = Instant::now();
+    let since = root.moment();
     let (model, id) = (&manifest.model, manifest.id());
     let key = layout::claimed_manifest(model, &id, operation);
     root.put_if_absent(&key, Bytes::from(manifest.to_bytes())).await?;
@@ -77,7 +77,7 @@ pub async fn claim_sealing(root: &Root, manifest: &SnapshotManifest, operation: 
 
 /// Waits until no list that is whole has the snapshot or one of the chunks.
 async fn wait(root: &Root, model: &ModelName, id: &SnapshotId, chunks: &BTreeSet<ChunkId>) -> Result<()> {
-    let began = Instant::now();
+    let began = root.moment();
     let mut pages = run::pages_that_condemn(root, model, id, chunks).await?;
     if let Some(page) = pages.first() {
         tracing::info!(%model, snapshot = %id, %page, "waiting for gc to be done with what it condemned");
@@ -87,10 +87,10 @@ async fn wait(root: &Root, model: &ModelName, id: &SnapshotId, chunks: &BTreeSet
             pages.pop();
             continue;
         }
-        if began.elapsed() > PATIENCE {
+        if root.passed(began) > PATIENCE {
             let why = format!(
-                "a run of gc condemned it, and is not done with it after {} s; `weighbridge gc {model}` ends a run that \
-                 died",
+                "a run of gc condemned it, and is not done with it after {} s; `weighbridge gc {model}` ends a run \
+                 that died",
                 PATIENCE.as_secs()
             );
             return Err(StoreError::new(Class::Conflict, id, why));

@@ -8,21 +8,25 @@
 //! | `roots` | everything that keeps a snapshot or a chunk |
 //! | `members` | which chunks are named, in bounded memory |
 //! | `run` | the second flag: a run of gc, its list, and who carries it out |
+//! | [`past`] | how the newest run ended |
 //! | `sweep` | what is condemned, and what of that is deleted |
 //! | `remains` | documents of old jobs, and what killed processes left |
 //!
 //! Two flags keep what is in use. A run of `gc` writes what it may delete ("condemned"), notes that its list is whole
 //! ("listed"), and only then reads the roots; what no root names is deleted. Whoever is about to rely on something
 //! writes a root (a claim), and only then reads the lists that are whole: what is condemned there is waited for, and
-//! looked for again afterwards. One of the two sees the other: either the run reads the claim, or the claimant the list.
-//! So it does not matter how old anything is; the grace period only spares needless work.
+//! looked for again afterwards. One of the two sees the other: either the run reads the claim, or the claimant the
+//! list. So it does not matter how old anything is; the grace period only spares needless work.
 //!
-//! A run is carried out by one process at a time, which notes that it does ([`HOLD`]); one that stops is
-//! taken over after twice as long by the store's clock, and its list carried out first.
+//! A run is carried out by one process at a time, which notes that it does ([`HOLD`]). One whose process is gone is
+//! ended, its list void, and a new one begins: at once where the process was of this machine, else after twice as long
+//! by the store's clock. Nothing has to be carried out first: what a run leaves is nothing that anything rests on, and
+//! the next one finds it by itself, under the policy of its own time.
 
 pub mod claims;
 pub mod keep;
 mod members;
+pub mod past;
 pub mod pins;
 mod remains;
 mod roots;
@@ -35,6 +39,7 @@ use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::job::JobId;
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::policy::Retention;
+use weighbridge_schemas::retention::GcProcess;
 
 use crate::error::Result;
 use crate::fetch::Progress;
@@ -58,6 +63,10 @@ pub struct Options {
     pub memory: u64,
     /// The id of this process, by chance.
     pub holder: String,
+    /// This process, where the system tells.
+    pub process: Option<GcProcess>,
+    /// Whether a process is there; `None` where that cannot be told, as of another machine's.
+    pub is_there: fn(&GcProcess) -> Option<bool>,
     /// Who does it, for people.
     pub who: String,
 }
@@ -73,7 +82,7 @@ pub struct Collected {
     pub bytes: u64,
     /// Jobs whose documents went.
     pub jobs: Vec<JobId>,
-    /// What killed processes left: files of no name, unfinished uploads, old claims.
+    /// What else is left: files that never got their name, old claims, old notes of jobs.
     pub remains: u64,
     /// Chunks that no snapshot names and that are too young.
     pub young: u64,
@@ -81,15 +90,14 @@ pub struct Collected {
     pub kept: u64,
     /// Jobs that have not ended, whose chunks are kept.
     pub running: u64,
-    /// Runs that others had left unfinished, which were carried out first.
-    pub finished: u64,
+    /// Runs that others had left unfinished, which were ended first.
+    pub left: u64,
 }
 
 /// Told of every object that is deleted, or would be.
 pub type Told<'t> = &'t (dyn Fn(&str) + Send + Sync);
 
-/// Deletes what `options` do not keep of `model`, and what nobody needs. Run again after it was interrupted it goes on
-/// where it stopped.
+/// Deletes what `options` do not keep of `model`, and what nobody needs. Whoever is interrupted runs it again.
 ///
 /// # Errors
 /// [`crate::error::Class::Conflict`] where another process is at it, [`crate::error::Class::Integrity`] where a root
@@ -102,11 +110,24 @@ pub async fn collect(
     progress: &dyn Progress,
 ) -> Result<Collected> {
     let mut collected = Collected::default();
-    let run = sweep::begin(root, model, options, &mut collected, told, progress).await?;
+    let run = run::begin(root, model, options, &mut collected.left).await?;
     sweep::sweep(root, model, options, run, &mut collected, told, progress).await?;
-    remains::delete(root, model, options, &mut collected, told).await?;
+    remains::delete(root, model, options, &mut collected, told, true).await?;
     Ok(collected)
 }
+
+/// What belongs to no model and is left: unfinished writes, and what a killed probe left, which are older than the
+/// grace period, and than [`LEAST_IDLE`] at the least. It is deleted, unless `dry_run`; gives the keys, and how many
+/// bytes are known of.
+///
+/// # Errors
+/// As the store fails.
+pub async fn tidy(root: &Root, grace: Duration, dry_run: bool) -> Result<(Vec<String>, u64)> {
+    remains::tidy(root, grace.max(LEAST_IDLE), dry_run).await
+}
+
+/// A write that was not gone on with for so long is nobody's any more.
+pub const LEAST_IDLE: Duration = Duration::from_secs(3600);
 
 /// What [`collect`] would delete now; nothing is changed.
 ///
@@ -115,6 +136,6 @@ pub async fn collect(
 pub async fn preview(root: &Root, model: &ModelName, options: &Options, told: Told<'_>) -> Result<Collected> {
     let mut collected = Collected::default();
     sweep::preview(root, model, options, &mut collected, told).await?;
-    remains::preview(root, model, options, &mut collected, told).await?;
+    remains::delete(root, model, options, &mut collected, told, false).await?;
     Ok(collected)
 }

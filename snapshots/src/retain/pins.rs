@@ -30,11 +30,17 @@ pub async fn get(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<Opti
 }
 
 async fn latest(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<(u64, Option<Pin>)> {
-    let keys = root.keys(&layout::pin(model, id), None).await?;
-    let Some(newest) = keys.iter().filter_map(layout::number).max() else { return Ok((0, None)) };
-    let key = layout::pin_entry(model, id, newest);
-    let gone = || StoreError::new(Class::Integrity, &key, "it was there, and is gone");
-    Ok((newest, Some(jobs::get(root, &key).await?.ok_or_else(gone)?)))
+    for _ in 0..ATTEMPTS {
+        let keys = root.keys(&layout::pin(model, id), None).await?;
+        let Some(newest) = keys.iter().filter_map(layout::number).max() else { return Ok((0, None)) };
+        let pin = jobs::get(root, &layout::pin_entry(model, id, newest)).await?;
+        if pin.is_some() {
+            return Ok((newest, pin));
+        }
+        // A run of gc has deleted it meanwhile, with the snapshot.
+    }
+    let why = "what was said of it is listed, and is not there";
+    Err(StoreError::new(Class::Integrity, layout::pin(model, id), why))
 }
 
 /// The pinned snapshots of a model.
@@ -63,6 +69,7 @@ pub async fn set(
     why: &str,
     operation: &Operation,
 ) -> Result<bool> {
+    let mut claim = None;
     for _ in 0..ATTEMPTS {
         let (newest, ruling) = latest(root, model, id).await?;
         if ruling.as_ref().is_some_and(|pin| pin.pinned) == pinned {
@@ -71,9 +78,9 @@ pub async fn set(
             }
             return Ok(false);
         }
-        if pinned {
+        if pinned && claim.is_none() {
             // The claim keeps it until the pin does.
-            claims::claim(root, model, id, &operation.id).await?;
+            claim = Some(claims::claim(root, model, id, &operation.id).await?);
             manifest::get(root, model, id).await?;
         }
         let pin = Pin {
@@ -84,6 +91,7 @@ pub async fn set(
             when: operation.when,
         };
         let key = layout::pin_entry(model, id, newest.saturating_add(1));
+        claim.map_or(Ok(()), |claim: claims::Claim| claim.check(root))?;
         if root.put_if_absent(&key, Bytes::from(pin.to_bytes())).await? == Put::Written {
             return Ok(true);
         }

@@ -33,12 +33,8 @@ pub(super) struct Roots {
 
 /// Reads the roots of `model`.
 pub(super) async fn read(root: &Root, model: &ModelName, options: &Options) -> Result<Roots> {
-    let mut roots = Roots { snapshots: pins::list(root, model).await?, ..Roots::default() };
-    for name in catalog::channels(root, model).await? {
-        let most = usize::try_from(options.retention.keep_history.max(1)).unwrap_or(usize::MAX);
-        let log = Channel::new(root, model, &name).log(most).await?;
-        roots.snapshots.extend(log.into_iter().map(|entry| entry.snapshot));
-    }
+    let mut roots = Roots::default();
+    // Claims come first: what is claimed no more when they are read is on a channel, or pinned, by then.
     let now = root.now();
     root.walk(&layout::claims(model), None, |listed| {
         let Some((id, is_manifest)) = layout::claimed(&listed.key) else { return Ok(()) };
@@ -51,6 +47,22 @@ pub(super) async fn read(root: &Root, model: &ModelName, options: &Options) -> R
         Ok(())
     })
     .await?;
+    roots.snapshots.extend(pins::list(root, model).await?);
+    for name in catalog::channels(root, model).await? {
+        let most = usize::try_from(options.retention.keep_history.max(1)).unwrap_or(usize::MAX);
+        let channel = Channel::new(root, model, &name);
+        let hint = channel.hint().await;
+        let log = channel.log(most).await?;
+        let newest = log.first().map_or(0, |entry| entry.sequence);
+        if hint.is_some_and(|hint| hint > newest) {
+            let why = format!(
+                "its hint is ahead of its log, which ends at {newest}: the newest entries are missing, and what they \
+                 point at is not known; restore them, or move the channel, until its log is as long again"
+            );
+            return Err(StoreError::new(Class::Integrity, layout::channel(model, &name), why));
+        }
+        roots.snapshots.extend(log.into_iter().map(|entry| entry.snapshot));
+    }
     for id in jobs::list(root, model).await? {
         if !Job::new(root, model, &id).has_ended().await? {
             roots.running.push(id);

@@ -1,12 +1,12 @@
 //! A run of gc: its notes in the store, its list, and who carries it out.
 //!
 //! Runs are numbered densely, and a run begins only when the one before has ended: put-if-absent makes one winner. Who
-//! carries a run out notes so, by the next number in `held`, before [`HOLD`] has passed; who finds the last such note
-//! older than twice as long puts the next one, and carries the run out from there. One that was only slow finds its
-//! next number taken, and stops.
+//! carries a run out notes so, by the next number in `held`, before [`HOLD`] has passed. Who finds that the one who did
+//! is gone, or the last such note older than twice as long, puts the next one and ends the run. One that was only slow
+//! finds its next number taken, and stops; and it deletes nothing once [`HOLD`] has passed since its last note.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use object_store::path::Path as Key;
@@ -17,17 +17,19 @@ use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::retention::{Condemned, GcEnded, GcNote, GcSchema};
 use weighbridge_schemas::snapshot::Chunk;
 
-use super::Options;
 use super::keep::age;
+use super::{Collected, Options};
 use crate::error::{Class, Result, StoreError};
 use crate::jobs;
 use crate::layout::{self, GcNote as Note};
-use crate::root::{Put, Root};
+use crate::root::{Moment, Put, Root};
 
 /// For how long a process carries a run out without saying so again, unless told otherwise. No request takes so long.
 pub const HOLD: Duration = Duration::from_secs(600);
 /// Runs that have ended whose notes are kept.
 const KEPT: u64 = 10;
+/// How long a bucket may take to do what a process asked for that is gone.
+const SETTLED: Duration = Duration::from_secs(60);
 
 /// A run that this process carries out.
 #[derive(Debug)]
@@ -38,28 +40,21 @@ pub(super) struct Run<'a> {
     number: u64,
     /// The number of this process's newest note of holding the run, and since when.
     held: u64,
-    since: Instant,
+    since: Moment,
     pages: u64,
-}
-
-/// What is found before a run is begun.
-pub(super) enum Found<'a> {
-    /// A new run.
-    New(Run<'a>),
-    /// One that somebody left, and whether its list is whole.
-    Left(Run<'a>, bool),
 }
 
 fn note(options: &Options, root: &Root) -> GcNote {
     GcNote {
         schema: GcSchema::V1,
         holder: options.holder.clone(),
+        process: options.process.clone(),
         who: options.who.clone(),
         when: root.now(),
     }
 }
 
-/// Begins a run, or takes one over that somebody left.
+/// Begins a run. Those that somebody left are ended first, and counted.
 ///
 /// # Errors
 /// [`Class::Conflict`] where another process carries one out.
@@ -67,35 +62,45 @@ pub(super) async fn begin<'a>(
     root: &'a Root,
     model: &'a ModelName,
     options: &'a Options,
-) -> Result<Found<'a>> {
-    let last = runs(root, model).await?.last().copied().unwrap_or(0);
-    let since = Instant::now();
-    let run = |number, held| Run { root, model, options, number, held, since, pages: 0 };
-    if last > 0 && !has(root, model, last, Note::Ended).await? {
-        let held = take_over(root, model, options, last).await?;
-        let listed = has(root, model, last, Note::Listed).await?;
-        return Ok(Found::Left(run(last, held), listed));
+    left: &mut u64,
+) -> Result<Run<'a>> {
+    loop {
+        let last = runs(root, model).await?.last().copied().unwrap_or(0);
+        let since = root.moment();
+        let run = |number, held| Run { root, model, options, number, held, since, pages: 0 };
+        if last > 0 && !has(root, model, last, Note::Ended).await? {
+            let held = take_over(root, model, options, last).await?;
+            tracing::info!(%model, run = last, "a run of gc that was left is ended");
+            run(last, held).end(None).await?;
+            *left += 1;
+            continue;
+        }
+        let number = last.saturating_add(1);
+        let key = layout::gc_note(model, number, Note::Begun);
+        if let Some(other) = put_note(root, options, &key).await? {
+            return Err(busy(model, number, Some(&other), None));
+        }
+        let run = run(number, 0);
+        if runs(root, model).await?.last().is_some_and(|&last| last > number) {
+            // So slow that others have begun, and ended, and forgotten a run of this number meanwhile.
+            run.end(None).await?;
+            return Err(busy(model, number, None, None));
+        }
+        run.forget_old().await?;
+        return Ok(run);
     }
-    let number = last.saturating_add(1);
-    if !put_note(root, model, options, &layout::gc_note(model, number, Note::Begun)).await? {
-        return Err(busy(model, number, None));
-    }
-    let run = run(number, 0);
-    run.forget_old().await?;
-    Ok(Found::New(run))
 }
 
-/// Puts a note; whether it is this process's own that stands.
-async fn put_note(root: &Root, model: &ModelName, options: &Options, key: &Key) -> Result<bool> {
+/// Puts a note; gives what stands there where it is not this process's own.
+async fn put_note(root: &Root, options: &Options, key: &Key) -> Result<Option<GcNote>> {
     let own = note(options, root);
     if root.put_if_absent(key, Bytes::from(own.to_bytes())).await? == Put::Written {
-        return Ok(true);
+        return Ok(None);
     }
     // It may have been put by a try whose answer was lost.
     let ruling: Option<GcNote> = jobs::get(root, key).await?;
-    let ours = ruling.is_some_and(|ruling| ruling.holder == own.holder);
-    tracing::debug!(%model, %key, ours, "a note of gc was there");
-    Ok(ours)
+    let gone = || StoreError::new(Class::Conflict, key, "another process put it, and it is gone again");
+    Ok(Some(ruling.ok_or_else(gone)?).filter(|ruling| ruling.holder != own.holder))
 }
 
 async fn take_over(root: &Root, model: &ModelName, options: &Options, number: u64) -> Result<u64> {
@@ -112,26 +117,36 @@ async fn take_over(root: &Root, model: &ModelName, options: &Options, number: u6
         _ => Err(error),
     })?;
     let own = held.as_ref().is_some_and(|held| held.holder == options.holder);
+    let there = held.as_ref().and_then(|held| held.process.as_ref()).and_then(options.is_there);
     let looked = root.look(&key).await?;
     let idle = looked.map_or(Duration::MAX, |found| age(found.modified, root.now()));
-    if !own && idle < options.hold * 2 {
-        return Err(busy(model, number, held.map(|held| (held.who, idle))));
+    if !own && there.unwrap_or(idle < options.hold * 2) {
+        return Err(busy(model, number, held.as_ref(), Some(idle)));
     }
     let next = last.saturating_add(1);
-    if !put_note(root, model, options, &layout::gc_holder(model, number, next)).await? {
-        return Err(busy(model, number, None));
+    if let Some(other) = put_note(root, options, &layout::gc_holder(model, number, next)).await? {
+        return Err(busy(model, number, Some(&other), None));
+    }
+    if root.is_bucket() && idle < options.hold * 2 && has(root, model, number, Note::Listed).await? {
+        // What it asked for last may be done yet.
+        tokio::time::sleep(SETTLED.min(options.hold)).await;
     }
     Ok(next)
 }
 
-fn busy(model: &ModelName, number: u64, held: Option<(String, Duration)>) -> StoreError {
-    let by = held.map_or(String::new(), |(who, idle)| {
+fn busy(model: &ModelName, number: u64, held: Option<&GcNote>, idle: Option<Duration>) -> StoreError {
+    let process = |held: &GcNote| match &held.process {
+        Some(process) => format!(", process {}", process.number),
+        None => String::new(),
+    };
+    let by = held.map_or(String::new(), |held| format!(": {}{}", held.who, process(held)));
+    let since = idle.map_or(String::new(), |idle| {
+        let idle = idle.as_secs();
         format!(
-            ": {who}, who last said so {} s ago; if it died, it is taken over after a while",
-            idle.as_secs()
+            ", who last said so {idle} s ago; if it died on another machine, it is waited for for a while"
         )
     });
-    let why = format!("another process carries out run {number} of gc{by}");
+    let why = format!("another process carries out run {number} of gc{by}{since}; run it again later");
     StoreError::new(Class::Conflict, model, why)
 }
 
@@ -140,7 +155,7 @@ async fn has(root: &Root, model: &ModelName, number: u64, note: Note) -> Result<
 }
 
 /// The numbers of a model's runs, ascending.
-async fn runs(root: &Root, model: &ModelName) -> Result<Vec<u64>> {
+pub(super) async fn runs(root: &Root, model: &ModelName) -> Result<Vec<u64>> {
     let folders = root.entries(&layout::gc(model)).await?.common_prefixes;
     let mut runs: Vec<_> = folders.iter().filter_map(layout::number).collect();
     runs.sort_unstable();
@@ -148,23 +163,18 @@ async fn runs(root: &Root, model: &ModelName) -> Result<Vec<u64>> {
 }
 
 impl Run<'_> {
-    /// This run's number.
-    pub(super) fn number(&self) -> u64 {
-        self.number
-    }
-
     /// Makes sure that this process still carries the run out, and does for a while.
     ///
     /// # Errors
     /// [`Class::Conflict`] where it does not.
     pub(super) async fn hold(&mut self) -> Result<()> {
-        if self.since.elapsed() < self.options.hold / 2 {
+        if self.root.passed(self.since) < self.options.hold / 2 {
             return Ok(());
         }
-        let (since, next) = (Instant::now(), self.held.saturating_add(1));
+        let (since, next) = (self.root.moment(), self.held.saturating_add(1));
         let key = layout::gc_holder(self.model, self.number, next);
-        if !put_note(self.root, self.model, self.options, &key).await? {
-            return Err(busy(self.model, self.number, None));
+        if let Some(other) = put_note(self.root, self.options, &key).await? {
+            return Err(busy(self.model, self.number, Some(&other), None));
         }
         (self.held, self.since) = (next, since);
         Ok(())
@@ -184,10 +194,10 @@ impl Run<'_> {
     pub(super) async fn list_is_whole(&mut self) -> Result<()> {
         self.hold().await?;
         let key = layout::gc_note(self.model, self.number, Note::Listed);
-        if put_note(self.root, self.model, self.options, &key).await? {
-            return Ok(());
+        match put_note(self.root, self.options, &key).await? {
+            None => Ok(()),
+            Some(other) => Err(busy(self.model, self.number, Some(&other), None)),
         }
-        Err(busy(self.model, self.number, None))
     }
 
     /// The pages of the list that are still to be carried out, in order.
@@ -204,7 +214,7 @@ impl Run<'_> {
     pub(super) async fn delete(&mut self, keys: &[Key]) -> Result<()> {
         for batch in keys.chunks(BATCH) {
             self.hold().await?;
-            self.root.delete(batch).await?;
+            self.root.delete_within(batch, self.since, self.options.hold).await?;
         }
         Ok(())
     }
@@ -214,21 +224,36 @@ impl Run<'_> {
         self.delete(std::slice::from_ref(key)).await
     }
 
-    /// Ends the run: its list is void.
-    pub(super) async fn end(mut self, carried_out: bool) -> Result<()> {
+    /// Ends the run: its list is void. `carried_out` is what it deleted; `None` where it was broken off.
+    pub(super) async fn end(mut self, carried_out: Option<&Collected>) -> Result<()> {
         self.hold().await?;
         let ended = GcEnded {
             schema: GcSchema::V1,
-            carried_out,
+            carried_out: carried_out.is_some(),
+            snapshots: carried_out.map_or(0, |collected| collected.snapshots.len() as u64),
+            chunks: carried_out.map_or(0, |collected| collected.chunks),
+            bytes: carried_out.map_or(0, |collected| collected.bytes),
             who: self.options.who.clone(),
             when: self.root.now(),
         };
         let key = layout::gc_note(self.model, self.number, Note::Ended);
         self.root.put_if_absent(&key, Bytes::from(ended.to_bytes())).await?;
-        for page in self.pages().await? {
-            self.root.delete(&[page]).await?;
+        let pages = self.pages().await?;
+        self.root.delete(&pages).await
+    }
+
+    /// Ends the run after a failure, so that the next one need not wait. In a bucket what was asked for last may be done
+    /// yet: there the run is left once its list was whole.
+    pub(super) async fn give_up(self) {
+        let (model, number) = (self.model, self.number);
+        let ended = match has(self.root, model, number, Note::Listed).await {
+            Ok(listed) if listed && self.root.is_bucket() => return,
+            Ok(_) => self.end(None).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, run = number, "a run of gc is left");
         }
-        Ok(())
     }
 
     /// Removes the notes of runs that ended long ago, and pages that were left of others.

@@ -9,11 +9,12 @@ use weighbridge_schemas::ids::{ChunkId, SnapshotId};
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::snapshot::Chunk;
+use weighbridge_schemas::time::Timestamp;
 
 use super::keep::{self, Aged, age};
 use super::members::{Members, first};
 use super::roots::{self, Roots};
-use super::run::{self, Found, Run};
+use super::run::Run;
 use super::{Collected, Options, Told};
 use crate::error::Result;
 use crate::fetch::Progress;
@@ -55,8 +56,8 @@ impl Snapshots {
         let mut aged = Vec::with_capacity(self.whole.len());
         for (id, listed) in &self.whole {
             let step = match options.retention.keep_each {
-                // A manifest that cannot be read, and that nothing else keeps, is of no step.
-                Some(_) => manifest::get(root, model, id).await.map_or(u64::MAX, |manifest| manifest.step),
+                // One that cannot be read may be of a step that is kept: the failure ends the collection.
+                Some(_) => manifest::get(root, model, id).await?.step,
                 None => 0,
             };
             aged.push(Aged { id: *id, step, stored: listed.modified });
@@ -87,30 +88,6 @@ impl Snapshots {
     }
 }
 
-/// Begins a run. One that others left is carried out first.
-pub(super) async fn begin<'a>(
-    root: &'a Root,
-    model: &'a ModelName,
-    options: &'a Options,
-    collected: &mut Collected,
-    told: Told<'_>,
-    progress: &dyn Progress,
-) -> Result<Run<'a>> {
-    loop {
-        match run::begin(root, model, options).await? {
-            Found::New(run) => return Ok(run),
-            Found::Left(mut run, listed) => {
-                tracing::info!(%model, run = run.number(), listed, "going on with a run of gc that was left");
-                if listed {
-                    carry_out(root, model, options, &mut run, collected, told, progress).await?;
-                }
-                run.end(listed).await?;
-                collected.finished += 1;
-            }
-        }
-    }
-}
-
 /// Condemns what nothing keeps, and deletes what is still kept by nothing then.
 pub(super) async fn sweep(
     root: &Root,
@@ -121,14 +98,21 @@ pub(super) async fn sweep(
     told: Told<'_>,
     progress: &dyn Progress,
 ) -> Result<()> {
-    let mut pages = Pages { run: Some(&mut run), chunks: Vec::new(), bytes: 0, told: None };
-    let looked = condemn(root, model, options, &mut pages, collected).await;
-    pages.flush().await?;
-    progress.start(pages.bytes);
-    looked?;
-    run.list_is_whole().await?;
-    carry_out(root, model, options, &mut run, collected, told, progress).await?;
-    run.end(true).await
+    let swept = async {
+        let mut pages = Pages { run: Some(&mut run), chunks: Vec::new(), bytes: 0, told: None };
+        condemn(root, model, options, &mut pages, collected).await?;
+        pages.flush().await?;
+        progress.start(pages.bytes);
+        run.list_is_whole().await?;
+        carry_out(root, model, options, &mut run, collected, told, progress).await
+    };
+    match swept.await {
+        Ok(()) => run.end(Some(collected)).await,
+        Err(error) => {
+            run.give_up().await;
+            Err(error)
+        }
+    }
 }
 
 /// What [`sweep`] would delete now.
@@ -141,10 +125,14 @@ pub(super) async fn preview(
 ) -> Result<()> {
     let mut pages = Pages { run: None, chunks: Vec::new(), bytes: 0, told: Some((told, model)) };
     let snapshots = condemn(root, model, options, &mut pages, collected).await?;
-    let doomed = std::mem::take(&mut collected.snapshots);
-    doomed.iter().flat_map(|id| snapshots.keys(id)).for_each(|key| told(key.as_ref()));
-    collected.snapshots = doomed.into_iter().filter(|id| snapshots.whole.contains_key(id)).collect();
     collected.bytes = pages.bytes;
+    for id in std::mem::take(&mut collected.snapshots) {
+        let pins = root.keys(&layout::pin(model, &id), None).await?;
+        pins.iter().chain(snapshots.keys(&id)).for_each(|key| told(key.as_ref()));
+        if snapshots.whole.contains_key(&id) {
+            collected.snapshots.push(id);
+        }
+    }
     Ok(())
 }
 
@@ -201,17 +189,21 @@ async fn condemn(
     }
     let mut from = 0;
     while from < 256 {
-        let members = named(root, model, &kept, &roots, from, options.memory).await?;
+        let members =
+            named(root, model, &kept, &roots, (from, options.memory), pages.run.as_deref_mut()).await?;
         let range = members.range();
         let folders = range.clone().filter_map(|byte| u8::try_from(byte).ok());
         let mut listings =
             futures::stream::iter(folders).map(|byte| chunks_of(root, model, byte)).buffered(LISTINGS);
         while let Some(listed) = listings.try_next().await? {
+            if let Some(run) = &mut pages.run {
+                run.hold().await?;
+            }
             for (chunk, since) in listed {
                 if members.contains(&chunk.id) {
                     continue;
                 }
-                if age(since.modified, root.now()) < options.grace {
+                if age(since, root.now()) < options.grace {
                     collected.young += 1;
                     continue;
                 }
@@ -226,13 +218,13 @@ async fn condemn(
     Ok(snapshots)
 }
 
-/// The chunks whose ids begin with a byte, ascending.
-async fn chunks_of(root: &Root, model: &ModelName, first: u8) -> Result<Vec<(Chunk, Listed)>> {
+/// The chunks whose ids begin with a byte, ascending, and when they were put.
+async fn chunks_of(root: &Root, model: &ModelName, first: u8) -> Result<Vec<(Chunk, Timestamp)>> {
     let mut chunks = Vec::new();
     root.walk(&layout::chunks_of(model, first), None, |listed| {
         let id = listed.key.filename().and_then(|name| name.parse::<ChunkId>().ok());
         if let Some(id) = id.filter(|id| layout::chunk(model, id) == listed.key) {
-            chunks.push((Chunk { id, size: listed.size }, listed));
+            chunks.push((Chunk { id, size: listed.size }, listed.modified));
         }
         Ok(())
     })
@@ -247,11 +239,14 @@ async fn named(
     model: &ModelName,
     snapshots: &[SnapshotId],
     roots: &Roots,
-    from: u16,
-    memory: u64,
+    (from, memory): (u16, u64),
+    mut run: Option<&mut Run<'_>>,
 ) -> Result<Members> {
     let mut members = Members::new(from, memory);
     for id in snapshots {
+        if let Some(run) = &mut run {
+            run.hold().await?;
+        }
         // One that cannot be read keeps everything: the failure ends the collection.
         manifest::get(root, model, id).await?.chunks().keys().for_each(|chunk| members.add(chunk));
     }
@@ -282,26 +277,16 @@ async fn carry_out(
     // Every chunk of what stays is looked up before anything is deleted.
     let staying: Vec<_> = snapshots.whole.keys().filter(|id| !gone.contains(id)).copied().collect();
     let start = pages.iter().find_map(|(_, chunk)| chunk.as_ref()).map_or(0, first);
-    let mut members = named(root, model, &staying, &roots, start, options.memory).await?;
-    for id in &gone {
-        let manifest = snapshots.whole.get(id).map(|listed| listed.key.clone());
-        let beside: Vec<_> =
-            snapshots.keys(id).filter(|key| Some(*key) != manifest.as_ref()).cloned().collect();
-        if let Some(manifest) = manifest {
-            run.delete(std::slice::from_ref(&manifest)).await?;
-            told(manifest.as_ref());
-            collected.snapshots.push(*id);
-        }
-        let pins = root.keys(&layout::pin(model, id), None).await?;
-        run.delete(&[beside.clone(), pins].concat()).await?;
-        beside.iter().for_each(|key| told(key.as_ref()));
-    }
+    let memory = options.memory;
+    let mut members = named(root, model, &staying, &roots, (start, memory), Some(&mut *run)).await?;
+    delete_snapshots(root, model, run, &snapshots, &gone, collected, told).await?;
     for (key, _) in pages {
         let Some(page) = run.page(&key).await? else { continue };
         let mut doomed = Vec::new();
         for chunk in &page.chunks {
             while !members.range().contains(&first(&chunk.id)) {
-                members = named(root, model, &staying, &roots, first(&chunk.id), options.memory).await?;
+                let range = (first(&chunk.id), memory);
+                members = named(root, model, &staying, &roots, range, Some(&mut *run)).await?;
             }
             if !members.contains(&chunk.id) {
                 doomed.push(*chunk);
@@ -316,5 +301,31 @@ async fn carry_out(
         progress.advance(page.chunks.iter().map(|chunk| chunk.size).sum());
         run.drop_page(&key).await?;
     }
+    Ok(())
+}
+
+/// Deletes snapshots: what was said of pins, then all manifests, and only when those are gone what lies beside them.
+async fn delete_snapshots(
+    root: &Root,
+    model: &ModelName,
+    run: &mut Run<'_>,
+    snapshots: &Snapshots,
+    gone: &BTreeSet<SnapshotId>,
+    collected: &mut Collected,
+    told: Told<'_>,
+) -> Result<()> {
+    let mut pins = Vec::new();
+    for id in gone {
+        pins.extend(root.keys(&layout::pin(model, id), None).await?);
+    }
+    let manifests: Vec<_> =
+        gone.iter().filter_map(|id| snapshots.whole.get(id)).map(|listed| listed.key.clone()).collect();
+    let beside = gone.iter().filter_map(|id| snapshots.beside.get(id)).flatten();
+    let beside: Vec<_> = beside.map(|listed| listed.key.clone()).collect();
+    for keys in [pins, manifests, beside] {
+        run.delete(&keys).await?;
+        keys.iter().for_each(|key| told(key.as_ref()));
+    }
+    collected.snapshots.extend(gone.iter().filter(|id| snapshots.whole.contains_key(id)));
     Ok(())
 }

@@ -1,0 +1,225 @@
+//! What a folder's fetches last saw of each channel: `.seen.json`.
+//!
+//! A channel's log only grows. Where it ends before what was seen of it, or says something else there, it was cut or
+//! replaced, and with it perhaps a rollback, or a hold: a host that follows the channel stays where it is and says so.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use weighbridge_schemas::names::ModelName;
+
+use crate::disk::{Durability, open_regular, sync_all};
+use crate::error::{Class, Result, StoreError};
+use crate::reference::Followed;
+
+use super::folder::remove;
+
+/// Largest file of what was seen: some hundred bytes a channel.
+const BYTES: u64 = 4 << 20;
+/// What brings a host on again, once it is known what happened.
+const WAY_OUT: &str = "find out why first; once that is known, fetch with --forget-sequence";
+
+/// What was seen of the channels that were fetched into a folder.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Seen {
+    schema: Schema,
+    /// By `MODEL@CHANNEL`.
+    channels: BTreeMap<String, Mark>,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+enum Schema {
+    #[default]
+    #[serde(rename = "weighbridge.seen/v1")]
+    V1,
+}
+
+/// The newest entry that was seen of a channel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    sequence: u64,
+    id: String,
+}
+
+impl Mark {
+    fn of(followed: &Followed) -> Self {
+        Self { sequence: followed.entry.sequence, id: followed.entry.id.to_string() }
+    }
+}
+
+fn name(model: &ModelName, followed: &Followed) -> String {
+    format!("{model}@{}", followed.channel)
+}
+
+fn place(folder: &Path) -> PathBuf {
+    folder.join(".seen.json")
+}
+
+impl Seen {
+    /// What was seen by fetches into `folder`.
+    ///
+    /// # Errors
+    /// [`Class::Integrity`] where that cannot be read: whether the channel was cut is not known then.
+    pub(super) fn read(folder: &Path) -> Result<Self> {
+        let path = place(folder);
+        let read = || {
+            let mut text = String::new();
+            let file = open_regular(&path, File::options().read(true))?;
+            file.take(BYTES + 1).read_to_string(&mut text)?;
+            if text.len() as u64 > BYTES {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("it has more than {BYTES} bytes"),
+                ));
+            }
+            Ok(serde_json::from_str(&text)?)
+        };
+        match read() {
+            Ok(seen) => Ok(seen),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Err(StoreError::io(path.display(), &error))
+            }
+            Err(error) => {
+                let why = format!(
+                    "what was last seen of the channels cannot be read ({error}), and so not whether a log was cut; \
+                     {WAY_OUT}, which begins the file anew"
+                );
+                Err(StoreError::new(Class::Integrity, path.display(), why))
+            }
+        }
+    }
+
+    /// Whether `followed` is not before, nor beside, what was seen.
+    pub(super) fn check(&self, model: &ModelName, followed: &Followed) -> Result<()> {
+        let name = name(model, followed);
+        let (now, why) = match self.channels.get(&name) {
+            None => return Ok(()),
+            Some(seen) => {
+                let now = Mark::of(followed);
+                if now.sequence > seen.sequence || now == *seen {
+                    return Ok(());
+                }
+                let why = if now.sequence == seen.sequence {
+                    format!("entry {} of the channel is another one than was seen here before", now.sequence)
+                } else {
+                    format!(
+                        "the channel ends at entry {}, and entry {} was seen here before",
+                        now.sequence, seen.sequence
+                    )
+                };
+                (now, why)
+            }
+        };
+        tracing::debug!(%name, ?now, "the channel goes back");
+        let why = format!("{why}: its log was cut or replaced, or this is another store; {WAY_OUT}");
+        Err(StoreError::new(Class::Integrity, name, why))
+    }
+
+    /// Notes `followed` in `folder`, durably where that is wanted.
+    pub(super) fn note(
+        mut self,
+        folder: &Path,
+        model: &ModelName,
+        followed: &Followed,
+        durability: Durability,
+    ) -> Result<()> {
+        let mark = Mark::of(followed);
+        let name = name(model, followed);
+        if self.channels.get(&name) == Some(&mark) {
+            return Ok(());
+        }
+        self.channels.insert(name, mark);
+        let (path, next) = (place(folder), folder.join(".seen.json.next"));
+        let note = || {
+            remove(&next)?;
+            let mut file = File::create_new(&next)?;
+            file.write_all(&serde_json::to_vec_pretty(&self)?)?;
+            if durability == Durability::Synced {
+                file.sync_data()?;
+            }
+            // A folder in its place makes way; anything else is replaced in one step.
+            if std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+                remove(&path)?;
+            }
+            std::fs::rename(&next, &path)?;
+            if durability == Durability::Synced { sync_all(&[folder.to_path_buf()]) } else { Ok(()) }
+        };
+        note().map_err(|error: io::Error| StoreError::io(path.display(), &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use weighbridge_schemas::channel::{ChannelEntry, ChannelSchema, Reason, entry_id};
+    use weighbridge_schemas::ids::SnapshotId;
+    use weighbridge_schemas::time::Timestamp;
+
+    use super::*;
+
+    fn at(channel: &str, sequence: u64, operation: &str) -> Followed {
+        let name = channel.parse().unwrap();
+        let time = Timestamp::from_nanoseconds(0);
+        let entry = ChannelEntry {
+            schema: ChannelSchema::V1,
+            sequence,
+            id: entry_id(operation, &name),
+            snapshot: SnapshotId::of(b"s"),
+            previous: None,
+            run: "r".parse().unwrap(),
+            step: 1,
+            created_at: time,
+            reason: Reason::Publish,
+            who: "test".into(),
+            when: time,
+            signatures: Vec::new(),
+        };
+        Followed { channel: name, entry }
+    }
+
+    #[test]
+    fn what_was_seen_of_each_channel_is_kept_and_compared() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = "m".parse().unwrap();
+        let read = || Seen::read(folder.path()).unwrap();
+        let refused = |followed: &Followed| {
+            let error = read().check(&model, followed).unwrap_err();
+            assert_eq!(error.class(), Class::Integrity);
+            assert!(error.to_string().contains("--forget-sequence"), "{error}");
+            error.to_string()
+        };
+        read().check(&model, &at("prod", 1, "a")).unwrap();
+        for durability in [Durability::Synced, Durability::Unsynced] {
+            read().note(folder.path(), &model, &at("prod", 5, "e"), durability).unwrap();
+            read().note(folder.path(), &model, &at("canary", 2, "b"), durability).unwrap();
+        }
+        read().check(&model, &at("prod", 5, "e")).unwrap();
+        read().check(&model, &at("prod", 6, "f")).unwrap();
+        read().check(&"other".parse().unwrap(), &at("prod", 1, "a")).unwrap();
+        assert!(refused(&at("prod", 4, "d")).contains("ends at entry 4"));
+        assert!(refused(&at("prod", 5, "x")).contains("another one"));
+        assert!(refused(&at("canary", 1, "a")).contains("m@canary"));
+    }
+
+    #[test]
+    fn a_damaged_file_is_said_and_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let model = "m".parse().unwrap();
+        let path = place(folder.path());
+        let later = r#"{"schema": "weighbridge.seen/v2", "channels": {}}"#;
+        for damaged in ["", "{", "[]", later] {
+            std::fs::write(&path, damaged).unwrap();
+            let error = Seen::read(folder.path()).unwrap_err();
+            assert!(error.class() == Class::Integrity && error.to_string().contains("begins the file anew"));
+        }
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(Seen::read(folder.path()).is_err());
+        Seen::default().note(folder.path(), &model, &at("prod", 1, "a"), Durability::Synced).unwrap();
+        Seen::read(folder.path()).unwrap().check(&model, &at("prod", 1, "a")).unwrap();
+    }
+}
