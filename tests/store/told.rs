@@ -141,12 +141,12 @@ fn who_may_only_read_is_told_so_and_may_fetch() {
     let Some((house, proxy, server)) = house(Kind::SeaweedFs) else { return };
     let first = publish(&house, 1).succeeded();
     let mut command = house.store.publish_command(&torchrec(), &["--step", "2"]);
-    server.lend_to_reader(&mut command, None);
+    server.lend_to_reader(&mut command, Some(proxy.port()));
     let run = ended(command.output().unwrap());
     assert_eq!(run.failed(5), "store_access_denied");
     assert!(run.stderr.contains("models/m/") && run.stderr.contains("AWS_ACCESS_KEY_ID"), "{run:?}");
     let mut command = house.store.fetch_command("m");
-    server.lend_to_reader(&mut command, None);
+    server.lend_to_reader(&mut command, Some(proxy.port()));
     assert_eq!(ended(command.output().unwrap()).succeeded()["snapshot"], first["snapshot"]);
     proxy.always(Fault::Answer(Answer::access_denied()), Asked::is_put);
     for run in [publish(&house, 3), house.store.run(["hold", "m"])] {
@@ -215,12 +215,28 @@ fn a_store_that_asks_for_a_pause_gets_it() {
 }
 
 #[test]
-#[ignore = "what a bucket can do is not asked yet"]
-fn a_store_that_lets_everybody_win_is_refused() {
+fn a_store_that_lets_everybody_win_is_refused_before_anything_is_published() {
     let Some((house, proxy, _)) = house(Kind::SeaweedFs) else { return };
     proxy.always(Fault::IgnoreIfNoneMatch, Asked::is_put);
     let run = publish(&house, 1);
-    assert_eq!(run.code, 5, "{run:?}");
-    assert!(run.stderr.contains("If-None-Match") || run.stderr.contains("put-if-absent"), "{run:?}");
-    assert!(house.keys("models").is_empty(), "{run:?}");
+    assert_eq!(run.failed(5), "store_unfit");
+    assert!(run.stderr.contains("stores that do it are"), "{run:?}");
+    assert!(house.keys("models").is_empty(), "{:?}", house.keys("models"));
+    let checked = house.store.run(["store", "check"]);
+    assert_eq!(checked.failed(5), "store_unfit");
+    proxy.pass();
+    publish(&house, 1).succeeded();
+    assert_eq!(house.store.run(["store", "check"]).succeeded()["fit"], true);
+}
+
+#[test]
+fn a_server_that_is_away_is_waited_for_as_long_as_the_configuration_says() {
+    let Some(server) = server(Kind::SeaweedFs) else { return };
+    let house = House::of_server(Place::SeaweedFs, server, Some(9));
+    let config = house.store.folder.path().join("weighbridge.toml");
+    std::fs::write(config, "[bucket]\nretry_seconds = 1\n").unwrap();
+    for run in [publish(&house, 1), house.store.fetch("m"), house.store.run(["verify"])] {
+        assert_eq!(run.failed(5), "store_unreachable");
+        assert!(run.stderr.contains("given up after") && run.stderr.contains("127.0.0.1:9"), "{run:?}");
+    }
 }
