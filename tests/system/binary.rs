@@ -158,6 +158,13 @@ impl Store {
         path
     }
 
+    /// As [`Self::objects`], without the claims that every publish leaves for a while.
+    pub(crate) fn lasting_objects(&self, folder: &str) -> Vec<PathBuf> {
+        let mut objects = self.objects(folder);
+        objects.retain(|object| !object.components().any(|part| part.as_os_str() == "claims"));
+        objects
+    }
+
     /// Every file of the store's `folder`, relative to the store's root.
     pub(crate) fn objects(&self, folder: &str) -> Vec<PathBuf> {
         let mut files = Vec::new();

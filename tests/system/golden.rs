@@ -157,7 +157,7 @@ fn publishing_again_gives_the_same_snapshot_and_stores_nothing_new() {
     let store = Store::new();
     let first = store.publish(&torchrec(), &["--step", "3", "--threads", "1"]).succeeded();
     assert!(first["bytes_stored"].as_u64().unwrap() > 0);
-    let before = store.objects("");
+    let before = store.lasting_objects("");
     let elsewhere = store.folder.path().join("copy of it");
     crate::fixtures::copy_folder(&torchrec(), &elsewhere);
     let again = store.publish(&elsewhere, &["--step", "3", "--threads", "7"]).succeeded();
@@ -165,7 +165,7 @@ fn publishing_again_gives_the_same_snapshot_and_stores_nothing_new() {
     assert_eq!(again["outcome"], "unchanged");
     assert_eq!(again["bytes_stored"], 0);
     assert_eq!(again["bytes_reused"], first["bytes_stored"]);
-    assert_eq!(store.objects(""), before);
+    assert_eq!(store.lasting_objects(""), before);
 }
 
 #[test]

@@ -78,11 +78,11 @@ fn a_host_takes_what_its_key_signed_and_nothing_else() {
     assert_eq!(store.run(["verify"]).succeeded()["signed"], Value::Null);
 
     // The same checkpoint again adds nothing, and is the same snapshot as without a signature.
-    let before = store.objects("models");
+    let before = store.lasting_objects("models");
     let again =
         store.publish(&torchrec(), &["--run", "r", "--step", "1", "--signing-key", &file]).succeeded();
     assert_eq!((&again["outcome"], &again["snapshot"]), (&"unchanged".into(), &id.clone().into()));
-    assert_eq!(store.objects("models"), before);
+    assert_eq!(store.lasting_objects("models"), before);
     let unsigned = Store::new();
     assert_eq!(publish(&unsigned, "1", &[]), id);
     assert!(!envelope(&unsigned, &id).exists());
