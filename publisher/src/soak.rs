@@ -18,7 +18,7 @@ use crate::clock;
 use crate::error::Result;
 use crate::policies;
 
-/// How many entries of a channel are searched for one that was put before.
+/// How many entries of a channel are searched for the snapshot: whether it was there before.
 const ENTRIES: usize = 256;
 
 /// A channel that was moved.
@@ -85,8 +85,11 @@ async fn promote(
     let candidate = Candidate { snapshot: soaked.snapshot, run: &soaked.run, step: soaked.step };
     let other_run = policy.channel.other_run;
     let moves = |latest: Option<&ChannelEntry>| decide(latest, candidate, other_run) == Decision::Move;
-    // It is moved once: an operator who moved it away again meant it.
-    if !moves(target.latest().await?.as_ref()) || target.entry_of(&operation, ENTRIES).await?.is_some() {
+    if !moves(target.latest().await?.as_ref()) {
+        return Ok(None);
+    }
+    // It goes there once: an operator who took it away again meant it.
+    if target.log(ENTRIES).await?.iter().any(|entry| entry.snapshot == soaked.snapshot) {
         return Ok(None);
     }
     claims::claim(root, model, &soaked.snapshot, &clock::operation_id()).await?;
@@ -206,5 +209,17 @@ mod tests {
         operator(Reason::Rollback, first).await;
         operator(Reason::Release, first).await;
         assert_eq!(tick(&root).await.unwrap(), [], "what an operator took back stays back");
+        let canary = "canary".parse().unwrap();
+        let channel = Channel::new(&root, &model, &canary);
+        let wanted = Move {
+            snapshot: second,
+            run: "r".parse().unwrap(),
+            step: 2,
+            created_at: clock::now(),
+            reason: Reason::Release,
+        };
+        let operation = Operation { id: clock::operation_id(), who: "test".into(), when: clock::now() };
+        channel.append(&operation, |_| Ok::<_, ()>(wanted.clone())).await.unwrap();
+        assert_eq!(tick(&root).await.unwrap(), [], "also where the canary has a new entry of it");
     }
 }

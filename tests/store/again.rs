@@ -119,6 +119,17 @@ async fn done(root: &Root, order: &Value) -> Value {
             Ok(bytes) => json!(bytes.map(|bytes| bytes.len())),
             Err(error) => failed(&error),
         },
+        // Ends what writes left unfinished: how many there were.
+        "abandon" => match root.unfinished(Duration::ZERO).await {
+            Ok(found) => {
+                let mut ended = 0;
+                for one in &found {
+                    ended += u64::from(root.abandon(one).await.is_ok());
+                }
+                json!(ended)
+            }
+            Err(error) => failed(&error),
+        },
         "append" => append(root, &text("id")).await,
         other => panic!("{other}"),
     }

@@ -15,6 +15,7 @@ mod again;
 mod binary;
 mod chance;
 mod channels;
+mod costs;
 mod damage;
 #[path = "../system/fixtures.rs"]
 #[allow(dead_code, reason = "shared with other tests")]

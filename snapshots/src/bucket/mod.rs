@@ -26,8 +26,8 @@ use bytes::{Bytes, BytesMut};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
 use object_store::{
-    GetOptions, GetRange, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
-    PutOptions, PutPayload,
+    GetOptions, GetRange, ListResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload,
 };
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -53,8 +53,6 @@ const SAID_AFTER: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(60);
 /// How slowly a body may go out before its request counts as stuck, in bytes a second.
 const SLOWEST: u64 = 256 << 10;
-/// Bodies that are larger go up in parts of this size: one that breaks costs no more.
-const PART_BYTES: usize = 16 << 20;
 /// Bytes that are taken from a body before the number of tries starts anew.
 const PROGRESS_BYTES: u64 = 64 << 10;
 
@@ -210,35 +208,11 @@ impl Bucket {
         }
     }
 
-    /// Writes `bytes` under `key`, whatever is there; large ones in parts, which are given up together.
+    /// Writes `bytes` under `key`, whatever is there. Nothing is so large that it would have to go in parts, whose
+    /// end could be forgotten.
     pub(crate) async fn put(&self, key: &Key, bytes: Bytes) -> Result<()> {
-        if bytes.len() > PART_BYTES {
-            return self.put_in_parts(key, bytes).await;
-        }
         let put = || self.client.store.put(key, PutPayload::from_bytes(bytes.clone()));
         self.tried(key, limit(bytes.len()), put).await.map(drop)
-    }
-
-    async fn put_in_parts(&self, key: &Key, bytes: Bytes) -> Result<()> {
-        let mut upload = self.tried(key, SILENCE, || self.client.store.put_multipart(key)).await?;
-        let done = self.upload(key, &mut *upload, &bytes).await;
-        if done.is_err()
-            && let Err(error) = timeout(SILENCE, upload.abort()).await
-        {
-            tracing::warn!(%key, %error, "an upload was left unfinished; a rule of the bucket ends it");
-        }
-        done
-    }
-
-    async fn upload(&self, key: &Key, upload: &mut dyn MultipartUpload, bytes: &Bytes) -> Result<()> {
-        let mut rest = bytes.clone();
-        while !rest.is_empty() {
-            let part = rest.split_to(PART_BYTES.min(rest.len()));
-            let sent = self.attempt(limit(part.len()), upload.put_part(PutPayload::from_bytes(part))).await;
-            sent.map_err(|failure| self.told(key, failure))?;
-        }
-        let ended = self.attempt(SILENCE, upload.complete()).await;
-        ended.map(drop).map_err(|failure| self.told(key, failure))
     }
 
     /// The bytes under `key`, at most `limit` of them; `None` where nothing is there.

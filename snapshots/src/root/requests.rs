@@ -296,8 +296,8 @@ impl Root {
         self.delete_within(keys, self.moment(), Duration::MAX).await
     }
 
-    /// As [`Self::delete`]; nothing more is begun once `limit` has passed since `since`. In a folder what was removed is
-    /// removed from the disk too when it returns.
+    /// As [`Self::delete`]; nothing more is begun once `limit` has passed since `since`. In a folder what was removed
+    /// is removed from the disk too when it returns.
     ///
     /// # Errors
     /// [`Class::Conflict`] where it was too late for some; else as [`Self::delete`].
