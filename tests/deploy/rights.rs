@@ -29,7 +29,7 @@ fn allowed(policy: &Value) -> BTreeSet<String> {
 /// The rows of the table: an action, and who may: `true` under the name of the policy.
 fn table() -> Vec<(String, Vec<(String, bool)>)> {
     let document = text(TABLE);
-    let mut rows = document.lines().skip_while(|line| !line.starts_with("| action |"));
+    let mut rows = document.lines().map(str::trim).skip_while(|line| !line.starts_with("| action |"));
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()
     };
