@@ -122,9 +122,25 @@ fn what_is_started_is_understood_and_has_time_to_stop() {
     let configuration = weighbridge::config::Config::parse(&text("deploy/compose/weighbridge.toml")).unwrap();
     let stop_seconds = configuration.worker.stop_seconds.unwrap();
     let compose = compose();
+    let buckets = &compose["services"]["buckets"]["entrypoint"][2];
+    let made: BTreeSet<_> = buckets
+        .as_str()
+        .unwrap()
+        .split_once(" in ")
+        .unwrap()
+        .1
+        .split_once(';')
+        .unwrap()
+        .0
+        .split(' ')
+        .collect();
+    let wanted = configuration.sources.allow.as_deref().unwrap().iter().chain(&configuration.store);
+    let wanted = wanted.map(|url| url.strip_prefix("s3://").unwrap().split('/').next().unwrap());
+    assert_eq!(made, wanted.collect(), "buckets that are made, and that are used");
     for name in ["worker", "serve"] {
         let service = &compose["services"][name];
         check_command_line(&strings(&service["command"]));
+        assert!(service["environment"]["WEIGHBRIDGE_STORE"].is_null(), "{name}: it goes before the file");
         let grace = service["stop_grace_period"].as_str().unwrap().strip_suffix('s').unwrap();
         assert!(grace.parse::<u64>().unwrap() > stop_seconds, "{name}");
     }

@@ -76,6 +76,14 @@ fn assert_includes_what_is_there(copied: &Path) {
 }
 
 #[test]
+fn the_image_leaves_the_store_to_the_configuration() {
+    let variables = instructions().into_iter().filter(|(what, _)| what == "ENV");
+    let names: Vec<_> = variables.flat_map(|(_, words)| words).collect();
+    assert!(names.iter().any(|name| name.starts_with("WEIGHBRIDGE_SPOOL=")), "{names:?}");
+    assert!(!names.iter().any(|name| name.starts_with("WEIGHBRIDGE_STORE=")), "{names:?}");
+}
+
+#[test]
 fn the_image_runs_as_nobody_special() {
     let user = instructions().into_iter().rfind(|(what, _)| what == "USER").unwrap().1;
     let (user, group) = user[0].split_once(':').unwrap();

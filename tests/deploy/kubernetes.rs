@@ -156,17 +156,56 @@ fn workers_are_started_stopped_and_probed_as_workers_are() {
         let security = json!({ "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
             "capabilities": { "drop": ["ALL"] } });
         assert_eq!(container["securityContext"], security);
-        let mounts = container["volumeMounts"].as_array().unwrap();
-        assert!(mounts.iter().any(|mount| mount["mountPath"] == configuration.store.as_deref().unwrap()));
-        let volumes: BTreeSet<_> =
-            pod["volumes"].as_array().unwrap().iter().map(|volume| volume["name"].as_str()).collect();
-        assert_eq!(
-            volumes,
-            mounts.iter().map(|mount| mount["name"].as_str()).collect(),
-            "{}",
-            name(deployment)
-        );
+        sees_its_store_and_mounts_what_it_has(deployment, pod, configuration.store.as_deref().unwrap());
     }
+}
+
+/// A store in a bucket is reached with what the secret has; another one has to be mounted.
+fn sees_its_store_and_mounts_what_it_has(manifest: &Value, pod: &Value, store: &str) {
+    let container = &pod["containers"][0];
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let has_keys = container["envFrom"][0]["secretRef"]["name"].is_string();
+    let is_mounted = mounts.iter().any(|mount| mount["mountPath"] == store);
+    assert!(if store.contains("://") { has_keys } else { is_mounted }, "{}", name(manifest));
+    let own = container["env"].as_array().unwrap().iter();
+    assert!(own.clone().all(|variable| variable["name"] != "WEIGHBRIDGE_STORE"), "it goes before the file");
+    assert!(own.clone().any(|variable| variable["name"] == "WEIGHBRIDGE_CONFIG"), "{}", name(manifest));
+    let volumes: BTreeSet<_> =
+        pod["volumes"].as_array().unwrap().iter().map(|volume| volume["name"].as_str()).collect();
+    assert_eq!(volumes, mounts.iter().map(|mount| mount["name"].as_str()).collect(), "{}", name(manifest));
+}
+
+#[test]
+fn garbage_is_collected_by_one_at_a_time_with_rights_of_its_own() {
+    let manifests = named_by("base");
+    let configuration = of_kind(&manifests, "ConfigMap")[0]["data"]["weighbridge.toml"].as_str().unwrap();
+    let configuration = weighbridge::config::Config::parse(configuration).unwrap();
+    let [job] = of_kind(&manifests, "CronJob")[..] else { panic!("not one CronJob") };
+    assert_eq!(job["spec"]["concurrencyPolicy"], "Forbid");
+    let template = &job["spec"]["jobTemplate"]["spec"]["template"];
+    let (pod, labels) = (&template["spec"], &template["metadata"]["labels"]);
+    check_command_line(&strings(&pod["containers"][0]["args"]));
+    assert_eq!(pod["containers"][0]["args"][0], "gc");
+    sees_its_store_and_mounts_what_it_has(job, pod, configuration.store.as_deref().unwrap());
+    let worker = &of_kind(&manifests, "Deployment")[0]["spec"]["template"]["spec"];
+    assert_eq!(pod["containers"][0]["securityContext"], worker["containers"][0]["securityContext"]);
+    assert_eq!(pod["securityContext"]["runAsUser"], worker["securityContext"]["runAsUser"]);
+    let network = &of_kind(&manifests, "NetworkPolicy")[0]["spec"]["podSelector"]["matchLabels"];
+    assert!(network.as_object().unwrap().iter().all(|(key, value)| &labels[key] == value), "{labels}");
+    // Who may delete is somebody else than who publishes.
+    let all = all();
+    for (kind, own, of_workers) in [
+        ("ServiceAccount", &pod["serviceAccountName"], &worker["serviceAccountName"]),
+        ("Secret", secret(pod), secret(worker)),
+    ] {
+        assert_ne!(own, of_workers, "{kind}");
+        assert!(of_kind(&all, kind).into_iter().any(|it| name(it) == own), "{kind} {own}");
+    }
+}
+
+/// The secret that a pod's variables come from.
+fn secret(pod: &Value) -> &Value {
+    &pod["containers"][0]["envFrom"][0]["secretRef"]["name"]
 }
 
 #[test]
@@ -185,7 +224,6 @@ fn what_is_selected_and_referred_to_is_there() {
         for (kind, field) in [
             ("ConfigMap", "configMap\":{\"name"),
             ("Secret", "secretRef\":{\"name"),
-            ("PersistentVolumeClaim", "claimName"),
             ("ServiceAccount", "serviceAccountName"),
         ] {
             let named = of_kind(&manifests, kind)

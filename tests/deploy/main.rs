@@ -16,6 +16,7 @@ mod container;
 mod kubernetes;
 mod prometheus;
 mod promql;
+mod rights;
 mod tools;
 mod topology;
 mod units;

@@ -7,12 +7,12 @@ use crate::tools::{check_command_line, has, root, skipped, succeeds, text};
 /// Where the units look for the binary.
 const BINARY: &str = "/usr/bin/weighbridge";
 
-/// Every unit by its name, with its text.
-fn units() -> Vec<(String, String)> {
+/// Every unit of a kind by its name, with its text.
+fn units(kind: &str) -> Vec<(String, String)> {
     let folder = root().join("deploy/systemd");
     let names =
         std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let units = names.filter(|name| name.ends_with(".service"));
+    let units = names.filter(|name| name.ends_with(kind));
     units.map(|name| (name.clone(), text(&format!("deploy/systemd/{name}")))).collect()
 }
 
@@ -25,10 +25,17 @@ fn systemd_reads_the_units() {
     let folder = tempfile::tempdir().unwrap();
     let mut verify = Command::new("systemd-analyze");
     verify.arg("verify").arg("--man=no");
-    for (name, unit) in units() {
+    let timers = units(".timer");
+    for (name, unit) in units(".service") {
         assert!(unit.contains(BINARY), "{name}");
         let path = folder.path().join(name.replace('@', "@1"));
         std::fs::write(&path, unit.replace(BINARY, "/bin/true")).unwrap();
+        verify.arg(path);
+    }
+    assert_eq!(timers.len(), 1);
+    for (name, timer) in timers {
+        let path = folder.path().join(name);
+        std::fs::write(&path, timer).unwrap();
         verify.arg(path);
     }
     let output = succeeds(&mut verify);
@@ -38,8 +45,8 @@ fn systemd_reads_the_units() {
 
 #[test]
 fn units_start_what_there_is() {
-    let units = units();
-    assert_eq!(units.len(), 3);
+    let units = units(".service");
+    assert_eq!(units.len(), 4);
     for (name, unit) in units {
         let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
         let line = start.strip_prefix(BINARY).unwrap().replace("$WORKER_OPTIONS", "--listen 127.0.0.1:7461");
@@ -47,6 +54,19 @@ fn units_start_what_there_is() {
         assert!(unit.contains("\nEnvironmentFile=-/etc/weighbridge/environment\n"), "{name}");
         assert!(unit.contains("\nAfter=network-online.target"), "{name}");
     }
+}
+
+#[test]
+fn garbage_is_collected_by_a_timer_of_its_own() {
+    let timers = units(".timer");
+    let (name, timer) = &timers[0];
+    let service = text(&format!("deploy/systemd/{}.service", name.strip_suffix(".timer").unwrap()));
+    assert!(service.contains("\nType=oneshot\n") && !service.contains("\n[Install]"), "a timer starts it");
+    assert!(timer.contains("\nOnCalendar=") && timer.contains("\nPersistent=true\n"));
+    assert!(timer.contains("\n[Install]\nWantedBy=timers.target\n"));
+    // What goes before what the units share.
+    let (shared, own) = service.split_once("\nEnvironmentFile=-/etc/weighbridge/environment\n").unwrap();
+    assert!(!shared.contains("EnvironmentFile=") && own.contains("\nEnvironmentFile=-/etc/weighbridge/gc\n"));
 }
 
 #[test]
