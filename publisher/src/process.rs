@@ -27,7 +27,7 @@ pub fn is_there(process: &GcProcess) -> Option<bool> {
     }
     match started(process.number) {
         Some(started) => Some(started == process.started),
-        None if Path::new("/proc").join(process.number.to_string()).exists() => None,
+        None if fs::symlink_metadata(Path::new("/proc").join(process.number.to_string())).is_ok() => None,
         // Where others' processes are hidden, the first one is too.
         None => started(1).map(|_| false),
     }

@@ -1,6 +1,6 @@
 //! `gc`, `pin`, `unpin`: what is kept, and what is not.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
@@ -118,10 +118,10 @@ impl Gc {
         if self.dry_run {
             let named = Mutex::new(Vec::new());
             let told = |key: &str| {
-                named.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(key.to_owned())
+                named.lock().unwrap_or_else(PoisonError::into_inner).push(key.to_owned());
             };
             let collected = retain::preview(root, model, options, &told).await.map_err(while_doing)?;
-            return Ok((collected, named.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)));
+            return Ok((collected, named.into_inner().unwrap_or_else(PoisonError::into_inner)));
         }
         let bar = Bar::new("collecting", context.output.is_json());
         let told = |key: &str| tracing::debug!(key, "deleted");

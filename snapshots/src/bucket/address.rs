@@ -330,10 +330,6 @@ fn build(
 }
 
 /// A client of S3, or of what speaks like it.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a store's variables are read where its builder reads the others"
-)]
 fn s3(
     url: &Url,
     options: &Options,
