@@ -29,8 +29,8 @@ const MOST_NAMED: usize = 100_000;
 
 /// Delete snapshots that the model's policy does not keep, and chunks that no snapshot needs.
 ///
-/// Kept in any case: what a channel points at, or pointed at in its newest entries, pinned snapshots, chunks of jobs that
-/// have not ended, and what is younger than the grace period. It may run while everything else does. After an
+/// Kept in any case: what a channel points at, or pointed at in its newest entries, pinned snapshots, chunks of jobs
+/// that have not ended, and what is younger than the grace period. It may run while everything else does. After an
 /// interrupted run it is run again. What the policy keeps stands in its section [retention]: keep_last, keep_days,
 /// keep_each, keep_history, keep_jobs_days, grace_hours; without the first three all snapshots are kept.
 #[derive(Debug, Args)]
@@ -108,7 +108,7 @@ impl Gc {
         if self.dry_run {
             let named = Mutex::new(Vec::new());
             let told = |key: &str| {
-                named.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(key.to_owned())
+                named.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(key.to_owned());
             };
             let collected = retain::preview(root, model, options, &told).await.map_err(while_doing)?;
             return Ok((collected, named.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)));

@@ -21,8 +21,8 @@ pub enum Force {
     Promote,
 }
 
-/// Appends a channel entry, unless the channel is held, newer, or there already; the snapshot is claimed. Gives the outcome, and the entry that
-/// rules afterwards, or is the publish's own.
+/// Appends a channel entry, unless the channel is held, newer, or there already; the snapshot is claimed. Gives the
+/// outcome, and the entry that rules afterwards, or is the publish's own.
 ///
 /// # Errors
 /// As the store fails.

@@ -303,7 +303,8 @@ impl Bucket {
     pub(crate) async fn delete(&self, keys: &[Key]) -> Result<()> {
         let Some(first) = keys.first() else { return Ok(()) };
         self.tried(first, SILENCE * 4, || async {
-            let keys = futures::stream::iter(keys.to_vec().into_iter().map(Ok)).boxed();
+            let keys: Vec<_> = keys.iter().cloned().map(Ok).collect();
+            let keys = futures::stream::iter(keys).boxed();
             let mut deleted = self.client.store.delete_stream(keys);
             while let Some(done) = deleted.next().await {
                 match done {

@@ -89,8 +89,8 @@ async fn wait(root: &Root, model: &ModelName, id: &SnapshotId, chunks: &BTreeSet
         }
         if root.passed(began) > PATIENCE {
             let why = format!(
-                "a run of gc condemned it, and is not done with it after {} s; `weighbridge gc {model}` ends a run that \
-                 died",
+                "a run of gc condemned it, and is not done with it after {} s; `weighbridge gc {model}` ends one \
+                 that died",
                 PATIENCE.as_secs()
             );
             return Err(StoreError::new(Class::Conflict, id, why));

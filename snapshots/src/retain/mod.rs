@@ -15,7 +15,8 @@
 //! Two flags keep what is in use. A run of `gc` writes what it may delete ("condemned"), notes that its list is whole
 //! ("listed"), and only then reads the roots; what no root names is deleted. Whoever is about to rely on something
 //! writes a root (a claim), and only then reads the lists that are whole: what is condemned there is waited for, and
-//! looked for again afterwards. One of the two sees the other: either the run reads the claim, or the claimant the list.
+//! looked for again afterwards. One of the two sees the other: either the run reads the claim, or the claimant the
+//! list.
 //! So it does not matter how old anything is; the grace period only spares needless work.
 //!
 //! A run is carried out by one process at a time, which notes that it does ([`HOLD`]). One whose process is gone is

@@ -242,8 +242,8 @@ impl Run<'_> {
         self.root.delete(&pages).await
     }
 
-    /// Ends the run after a failure, so that the next one need not wait. In a bucket what was asked for last may be done
-    /// yet: there the run is left once its list was whole.
+    /// Ends the run after a failure, so that the next one need not wait. In a bucket what was asked for last may be
+    /// done yet: there the run is left once its list was whole.
     pub(super) async fn give_up(self) {
         let (model, number) = (self.model, self.number);
         let ended = match has(self.root, model, number, Note::Listed).await {
