@@ -1,9 +1,10 @@
 //! Faults that people who publish models have reported, each as a test.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use object_store::path::Path as Key;
 use serde_json::json;
 
 use weighbridge_schemas::job::Ended;
@@ -75,11 +76,12 @@ async fn b01_a_watcher_sees_whole_snapshots_alone() {
     assert_eq!(steps(&root).await, (1..=8).collect::<Vec<_>>());
 }
 
-/// A store that says of one chunk that it was written, and has lost it.
+/// A store that says of one chunk that it was written, and has lost it, however often it is written.
 #[derive(Debug)]
 struct Forgetful {
     folder: std::path::PathBuf,
     puts: AtomicU64,
+    lost: OnceLock<Key>,
 }
 
 impl Intercept for Forgetful {
@@ -90,8 +92,9 @@ impl Intercept for Forgetful {
     fn after(&self, request: &Request) -> Result<()> {
         if request.name == "put_ahead"
             && request.key.as_ref().contains("/chunks/")
-            && self.puts.fetch_add(1, Ordering::SeqCst) == 1
+            && (self.puts.fetch_add(1, Ordering::SeqCst) == 1 || self.lost.get() == Some(&request.key))
         {
+            self.lost.get_or_init(|| request.key.clone());
             std::fs::remove_file(self.folder.join(request.key.as_ref())).unwrap();
         }
         Ok(())
@@ -107,7 +110,11 @@ async fn b10_a_chunk_that_the_store_lost_keeps_the_channel_where_it_is() {
     drop_manifest(&*queue, &manifest(&id(1), 1, &first)).await;
     work(root.clone(), Arc::clone(&queue), options(), LEASE).await;
     let second = house.checkpoint("second.safetensors", 3);
-    let forgetful = Arc::new(Forgetful { folder: house.folder.join("store"), puts: AtomicU64::new(0) });
+    let forgetful = Arc::new(Forgetful {
+        folder: house.folder.join("store"),
+        puts: AtomicU64::new(0),
+        lost: OnceLock::new(),
+    });
     drop_manifest(&*queue, &manifest(&id(2), 2, &second)).await;
     work(root.clone().behind(forgetful), Arc::clone(&queue), options(), LEASE).await;
     let outcome = accounts::outcome(&root, MODEL, &id(2)).await.unwrap();

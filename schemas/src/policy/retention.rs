@@ -4,8 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What `gc` keeps. A snapshot is kept if any of the first three says so, and all are where none is set. Kept in any
-/// case are pinned snapshots, those that a channel points at or pointed at in its newest entries, those of running jobs,
-/// and what is younger than the grace period.
+/// case are pinned snapshots, those that a channel points at or pointed at in its newest entries, those of running
+/// jobs, and what is younger than the grace period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Retention {

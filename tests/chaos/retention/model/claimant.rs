@@ -44,13 +44,8 @@ impl World {
                 }
             },
             Step::Look(0, 0) if matches!(wants, Wants::Publish(_)) => Step::Seal,
-            Step::Look(0, 0) => {
-                let there = match wrong {
-                    Wrong::ManifestLookedForBeforeTheClaim => me.found,
-                    _ => self.manifests & OLD != 0,
-                };
-                if there { Step::Point } else { Step::Done }
-            }
+            Step::Look(0, 0) if me.found_at(self.manifests, wrong) => Step::Point,
+            Step::Look(0, 0) => Step::Done,
             Step::Look(0, missing) => Step::Make(missing),
             Step::Look(chunks, missing) => {
                 let one = lowest(chunks);
@@ -105,5 +100,12 @@ impl World {
         claims.fold((0, 0), |(ids, chunks), (claimant, _)| {
             (ids | claimant.wants.snapshot(), chunks | claimant.wants.chunks())
         })
+    }
+}
+
+impl Claimant {
+    /// Whether the manifest that it wants to rely on is there.
+    fn found_at(&self, manifests: u8, wrong: Wrong) -> bool {
+        if wrong == Wrong::ManifestLookedForBeforeTheClaim { self.found } else { manifests & OLD != 0 }
     }
 }
