@@ -77,7 +77,8 @@ fn a_host_takes_what_its_key_signed_and_nothing_else() {
     assert_eq!(verified.json()["problems"].as_array().unwrap().len(), 2);
     assert_eq!(store.run(["verify"]).succeeded()["signed"], Value::Null);
 
-    // The same checkpoint again adds nothing but the claim that keeps it from gc, and is the same snapshot as without a signature.
+    // The same checkpoint again adds nothing but the claim that keeps it from gc, and is the same snapshot as without a
+    // signature.
     let objects = || {
         let objects = store.objects("models").into_iter();
         objects.filter(|path| !path.to_str().unwrap().contains("/claims/")).collect::<Vec<_>>()
