@@ -15,7 +15,7 @@
 //! models/MODEL/admitted/000000000001          jobs that were let in to be converted: dense, put-if-absent
 //! models/MODEL/admitted/hint                  all before this number have ended: overwritten, and only advice
 //! models/MODEL/policies/NAME/000000000001     named policies: dense, put-if-absent, the highest rules
-//! models/MODEL/pins/SNAPSHOT/000000000001     whether a snapshot is kept from gc: dense, put-if-absent
+//! models/MODEL/pins/SNAPSHOT/000000000001     whether gc has to keep it: dense, put-if-absent, the highest rules
 //! models/MODEL/claims/SNAPSHOT.ID             what is about to be put on a channel or pinned: a root for a while
 //! models/MODEL/claims/SNAPSHOT.ID.manifest    the same of a snapshot that is about to be sealed: its manifest
 //! models/MODEL/gc/000000000001/begun          a run of gc; beside it listed, ended, each put-if-absent

@@ -89,7 +89,7 @@ async fn wait(root: &Root, model: &ModelName, id: &SnapshotId, chunks: &BTreeSet
         }
         if root.passed(began) > PATIENCE {
             let why = format!(
-                "a run of gc condemned it, and is not done with it after {} s; `weighbridge gc {model}` ends a run \
+                "a run of gc condemned it, and is not done with it after {} s; `weighbridge gc {model}` ends one \
                  that died",
                 PATIENCE.as_secs()
             );

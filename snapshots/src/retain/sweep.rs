@@ -39,7 +39,7 @@ async fn list_snapshots(root: &Root, model: &ModelName) -> Result<Snapshots> {
     root.walk(&layout::snapshots(model), None, |listed| {
         match layout::snapshot_of(&listed.key) {
             Some(id) if layout::snapshot(model, &id) == listed.key => {
-                drop(snapshots.whole.insert(id, listed));
+                snapshots.whole.insert(id, listed);
             }
             Some(id) => snapshots.beside.entry(id).or_default().push(listed),
             None => {}
