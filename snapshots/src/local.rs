@@ -12,6 +12,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use bytes::Bytes;
 use object_store::path::Path as Key;
 use rustix::fs::{CWD, RenameFlags, renameat_with, syncfs};
 use rustix::io::Errno;
@@ -91,6 +92,31 @@ impl Local {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(StoreError::io(key, &error)),
         }
+    }
+
+    /// The bytes under `key`, at most `limit` of them; `None` where nothing is there. Never those of a link, nor of a
+    /// pipe, which would be waited for.
+    pub(crate) fn read(&self, key: &Key, limit: usize) -> Result<Option<Bytes>> {
+        let other = |found: fs::Metadata| !found.is_file() && !found.is_symlink();
+        if fs::symlink_metadata(self.path(key)?).is_ok_and(other) {
+            let why = "something that is no file is in its place; move it away";
+            return Err(StoreError::new(Class::Integrity, key, why));
+        }
+        let Some(file) = self.open(key)? else { return Ok(None) };
+        let failed = |error| StoreError::io(key, &error);
+        let size = file.metadata().map_err(failed)?.len();
+        let size = usize::try_from(size).ok().filter(|&size| size <= limit).ok_or_else(|| {
+            let why = format!("it has {size} bytes, where at most {limit} can be right");
+            StoreError::new(Class::Integrity, key, why)
+        })?;
+        let mut bytes = vec![0; size];
+        file.read_exact_at(&mut bytes, 0).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                StoreError::new(Class::Integrity, key, "it became shorter while it was read")
+            }
+            _ => StoreError::io(key, &error),
+        })?;
+        Ok(Some(Bytes::from(bytes)))
     }
 
     /// Writes `bytes` under `key` if nothing is there yet. Its name is on the disk after [`Self::settle`].

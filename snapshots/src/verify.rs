@@ -23,6 +23,8 @@ use crate::error::{Class, Result, StoreError};
 use crate::fetch::{Limits, Progress};
 use crate::layout;
 use crate::manifest;
+use crate::policies;
+use crate::retain::pins;
 use crate::root::{Listed, Root};
 
 /// Chunks of a folder that are read at once: more would only move a disk's heads about.
@@ -77,6 +79,8 @@ pub async fn snapshot(
     let mut verified = Verified::default();
     let found = manifest::get(root, model, id).await;
     verified.snapshots = 1;
+    let report = manifest::report(root, model, id).await;
+    verified.note(report)?;
     if let Some(name) = channel {
         check_channel(root, model, name, &mut verified).await?;
     }
@@ -117,6 +121,11 @@ pub async fn model(
     for name in catalog::channels(root, model).await? {
         check_channel(root, model, &name, &mut verified).await?;
     }
+    for name in policies::list(root, model).await? {
+        let latest = policies::latest(root, model, &name).await;
+        verified.note(latest)?;
+    }
+    verified.note(pins::list(root, model).await)?;
     let missing = check_chunks(root, model, chunks, &mut verified, limits, progress).await?;
     if !missing.is_empty() {
         let named = named(root, model).await?;

@@ -1,5 +1,7 @@
 //! `channels`: where channels point, and how they got there.
 
+use std::process::ExitCode;
+
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -11,9 +13,9 @@ use weighbridge_snapshots::root::Absent;
 
 use super::Context;
 use super::moves::Target;
-use super::output::{plain, short, table};
-use super::snapshots::models;
-use crate::error::Result;
+use super::output::{error_object, plain, short, table};
+use super::snapshots::{models, whole};
+use crate::error::{Failure, Result};
 
 /// List channels, or show a channel's log.
 #[derive(Debug, Args)]
@@ -38,7 +40,7 @@ enum Command {
 }
 
 impl Channels {
-    pub(super) async fn run(self, context: &Context) -> Result<()> {
+    pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         match self.command {
             Some(Command::Log { target, most }) => log(context, &target, most).await,
             None => list(context, self.model.as_deref()).await,
@@ -46,34 +48,46 @@ impl Channels {
     }
 }
 
-async fn list(context: &Context, model: Option<&str>) -> Result<()> {
+async fn list(context: &Context, model: Option<&str>) -> Result<ExitCode> {
     let root = context.root(Absent::Refuse)?;
-    let mut latest = Vec::new();
+    let (mut latest, mut damage) = (Vec::new(), None);
     for model in models(&root, model).await? {
         for name in catalog::channels(&root, &model).await? {
-            if let Some(entry) = Channel::new(&root, &model, &name).latest().await? {
-                latest.push((model.clone(), name, entry));
-            }
+            // One that is damaged hides no other.
+            let ruling = whole(Channel::new(&root, &model, &name).latest().await, &mut damage)?.flatten();
+            latest.extend(ruling.map(|entry| (model.clone(), name, entry)));
         }
     }
-    show(context, "channels", &latest);
-    Ok(())
+    let failure = damage.map(Failure::from);
+    show(context, "channels", &latest, failure.as_ref());
+    let Some(failure) = failure else { return Ok(ExitCode::SUCCESS) };
+    context.output.failure_line(&failure);
+    Ok(ExitCode::from(failure.exit as u8))
 }
 
-async fn log(context: &Context, target: &Target, most: usize) -> Result<()> {
+async fn log(context: &Context, target: &Target, most: usize) -> Result<ExitCode> {
     let root = context.root(Absent::Refuse)?;
     let (model, name) = target.parse()?;
     target.latest(&root, &model, &name).await?;
     let entries = Channel::new(&root, &model, &name).log(most).await?;
     let entries: Vec<_> = entries.into_iter().map(|entry| (model.clone(), name.clone(), entry)).collect();
-    show(context, "entries", &entries);
-    Ok(())
+    show(context, "entries", &entries, None);
+    Ok(ExitCode::SUCCESS)
 }
 
-fn show(context: &Context, what: &str, entries: &[(ModelName, ChannelName, ChannelEntry)]) {
+fn show(
+    context: &Context,
+    what: &str,
+    entries: &[(ModelName, ChannelName, ChannelEntry)],
+    failure: Option<&Failure>,
+) {
     let documents: Vec<Value> =
         entries.iter().map(|(model, name, entry)| document(model, name, entry)).collect();
-    context.output.listing(&json!({ what: documents }), || {
+    let mut listing = json!({ what: documents });
+    if let Some(failure) = failure {
+        listing["error"] = error_object(failure);
+    }
+    context.output.listing(&listing, || {
         let rows: Vec<_> = entries
             .iter()
             .map(|(model, name, entry)| {

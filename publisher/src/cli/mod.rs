@@ -447,7 +447,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Inspect(inspect) => inspect.run(context).await?,
         Command::Report(show) => show.run(context).await?,
         Command::Snapshots(list) => return list.run(context).await,
-        Command::Channels(channels) => channels.run(context).await?,
+        Command::Channels(channels) => return channels.run(context).await,
         Command::Promote(promote) => promote.run(context).await?,
         Command::Rollback(rollback) => rollback.run(context).await?,
         Command::Hold(hold) => hold.run(context).await?,

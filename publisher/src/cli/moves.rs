@@ -299,9 +299,17 @@ async fn wanted(
 /// When the snapshot's checkpoint was written, as far as any channel's log tells.
 async fn written_at(root: &Root, model: &ModelName, id: SnapshotId) -> Result<Timestamp> {
     for name in weighbridge_snapshots::catalog::channels(root, model).await? {
-        let log = Channel::new(root, model, &name).log(usize::MAX).await?;
-        if let Some(entry) = log.iter().find(|entry| entry.snapshot == id) {
-            return Ok(entry.created_at);
+        match Channel::new(root, model, &name).log(usize::MAX).await {
+            Ok(log) => {
+                if let Some(entry) = log.iter().find(|entry| entry.snapshot == id) {
+                    return Ok(entry.created_at);
+                }
+            }
+            // Damage elsewhere must not keep anybody from going back.
+            Err(error) if error.class() == Class::Integrity => {
+                tracing::warn!(%error, "a channel's log is passed over");
+            }
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(clock::now())

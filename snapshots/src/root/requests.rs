@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use object_store::local::LocalFileSystem;
 use object_store::path::Path as Key;
 use object_store::{ListResult, ObjectStore, ObjectStoreExt, PutPayload};
 
@@ -162,9 +161,9 @@ impl Root {
     pub(crate) async fn get_paced(&self, key: &Key, limit: usize, pace: &Pace) -> Result<Option<Bytes>> {
         let get = async {
             match &self.place {
-                Place::Folder(local, store) => {
-                    local.path(key)?;
-                    get_of(store, key, limit).await
+                Place::Folder(local, _) => {
+                    let (local, key) = (Arc::clone(local), key.clone());
+                    apart("reading", move || local.read(&key, limit)).await
                 }
                 Place::Bucket(bucket) => bucket.get(key, limit as u64, pace).await,
             }
@@ -329,17 +328,4 @@ impl Root {
         };
         self.request_async("delete", first, keys.len(), delete).await
     }
-}
-
-async fn get_of(store: &LocalFileSystem, key: &Key, limit: usize) -> Result<Option<Bytes>> {
-    let found = match store.get(key).await {
-        Ok(found) => found,
-        Err(object_store::Error::NotFound { .. }) => return Ok(None),
-        Err(error) => return Err(StoreError::store(key, &error)),
-    };
-    if usize::try_from(found.meta.size).is_ok_and(|size| size <= limit) {
-        return found.bytes().await.map(Some).map_err(|error| StoreError::store(key, &error));
-    }
-    let why = format!("it has {} bytes, where at most {limit} can be right", found.meta.size);
-    Err(StoreError::new(Class::Integrity, key, why))
 }

@@ -22,7 +22,8 @@ use weighbridge_schemas::retention::GcProcess;
 use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Channel, Move, Operation};
 use weighbridge_snapshots::error::{Class, Result, StoreError};
-use weighbridge_snapshots::fetch::Progress;
+use weighbridge_snapshots::fetch::{Limits, Progress};
+use weighbridge_snapshots::pace::Pace;
 use weighbridge_snapshots::retain::{self, HEEDED, Options, claims, pins};
 use weighbridge_snapshots::root::{Absent, Durability, Intercept, Request, Root};
 use weighbridge_snapshots::{catalog, layout, manifest, verify};
@@ -330,8 +331,9 @@ async fn judge(root: &Root) -> BTreeSet<SnapshotId> {
         kept.extend(log.iter().map(|entry| entry.snapshot));
     }
     let all: BTreeSet<_> = catalog::snapshots(root, &model).await.unwrap().into_iter().collect();
+    let limits = Limits::new(root, 64 << 20, 4, Pace::default());
     for id in kept.union(&all) {
-        let verified = verify::snapshot(root, &model, id, &|_| ()).await.unwrap();
+        let verified = verify::snapshot(root, &model, id, None, &limits, &()).await.unwrap();
         assert!(verified.problems.is_empty(), "{id}: {:?}", verified.problems);
         manifest::report(root, &model, id).await.unwrap();
     }
