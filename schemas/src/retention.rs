@@ -58,6 +58,9 @@ pub struct GcNote {
     /// Which process of which machine that is, where it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<GcProcess>,
+    /// The fewest newest entries of channels whose snapshots this run or one before it kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_history: Option<u32>,
     /// Who that is, for people.
     pub who: String,
     /// When, by their clock.

@@ -85,6 +85,21 @@ impl Local {
         Ok(path)
     }
 
+    /// Refuses a folder that has a link in it, or that is one: what it leads to is not ours, and where it leads to
+    /// nothing, what lay there would be taken for gone.
+    pub(crate) fn refuse_links(&self, folder: &Key) -> Result<()> {
+        let path = self.path(folder)?;
+        let Ok(entries) = fs::read_dir(&path) else { return Ok(()) };
+        for entry in entries.flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
+                let why = "it is a link, which a store does not follow; put what it points at in its place, or link \
+                           the store's root as a whole";
+                return Err(StoreError::new(Class::Refused, entry.path().display(), why));
+            }
+        }
+        Ok(())
+    }
+
     /// Opens the file under `key`, or `None` where nothing is there.
     pub(crate) fn open(&self, key: &Key) -> Result<Option<File>> {
         match open_regular(&self.path(key)?, File::options().read(true)) {

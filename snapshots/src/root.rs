@@ -349,6 +349,10 @@ fn local_path(location: &str) -> Result<PathBuf> {
     if location.is_empty() {
         return Err(bad("a store is a path, or a URL: file://, s3://, gs:// or az://"));
     }
+    let scheme = location.split_once(':').map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
+    if ["s3", "gs", "az"].contains(&scheme.as_str()) {
+        return Err(bad("a bucket's URL begins with s3://, gs:// or az://, in small letters"));
+    }
     if !location.contains("://") {
         return Ok(Path::new(location).to_path_buf());
     }

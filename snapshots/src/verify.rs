@@ -24,7 +24,7 @@ use crate::fetch::{Limits, Progress};
 use crate::layout;
 use crate::manifest;
 use crate::policies;
-use crate::retain::pins;
+use crate::retain::{past, pins};
 use crate::root::{Listed, Root};
 
 /// Chunks of a folder that are read at once: more would only move a disk's heads about.
@@ -165,6 +165,10 @@ async fn check_channel(
         let why = "the entry is missing from the channel's log";
         verified.problems.push(StoreError::new(Class::Integrity, key, why));
     }
+    // As gc was told once, or as it is told if nobody says otherwise.
+    let told = past::newest(root, model).await.ok().flatten().and_then(|past| past.begun?.keep_history);
+    let usual = Retention::default().keep_history;
+    let history = told.map_or(usual, |told| told.clamp(1, usual));
     let mut before: Option<ChannelEntry> = None;
     for sequence in sequences {
         let entry = channel.entry(sequence).await;
@@ -179,7 +183,7 @@ async fn check_channel(
             let why = "its `previous` is not where the entry before points";
             verified.problems.push(StoreError::new(Class::Integrity, &key, why));
         }
-        let may_be_gone = highest - sequence >= u64::from(Retention::default().keep_history);
+        let may_be_gone = highest - sequence >= u64::from(history);
         check_entry(root, model, &key, &entry, may_be_gone, verified).await?;
         before = Some(entry);
     }

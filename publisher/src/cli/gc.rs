@@ -52,7 +52,7 @@ pub(super) struct Gc {
     /// Keep snapshots whose step is a multiple of K [default: the policy's].
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
     keep_each: Option<u64>,
-    /// Keep what each channel pointed at in its newest N entries [default: the policy's, or 10].
+    /// Keep the newest N different snapshots that each channel pointed at [default: the policy's, or 10].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     keep_history: Option<u32>,
     /// Keep the documents of jobs for D days after they ended [default: the policy's, or 30].

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use weighbridge_schemas::error::Kind;
 use weighbridge_schemas::names::ModelName;
+use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::fetch::Limits;
 use weighbridge_snapshots::pace::Pace;
 use weighbridge_snapshots::reference::{Located, Reference};
@@ -61,6 +62,10 @@ impl Verify {
             }
             named => {
                 let models = models(&root, named).await?;
+                if models.is_empty() {
+                    let why = "there is nothing to verify: it holds no model; is it the right place?";
+                    return Err(StoreError::new(Class::NotFound, &root, why).into());
+                }
                 let verified = all(&root, &models, &limits, &bar).await?;
                 for model in &models {
                     audit::model(&demanding, model, &mut signed).await?;

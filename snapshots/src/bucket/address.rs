@@ -18,7 +18,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
-use object_store::azure::MicrosoftAzureBuilder;
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::HttpConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
@@ -167,6 +167,7 @@ pub fn check(url: &str) -> Result<()> {
 /// [`Class::BadLocation`].
 pub fn check_endpoint(endpoint: &str) -> Result<()> {
     let bad = |why: String| StoreError::new(Class::BadLocation, "endpoint", why);
+    plain("the endpoint", Some(endpoint.to_owned())).map_err(bad)?;
     let url = Url::parse(endpoint)
         .map_err(|error| bad(format!("it is no URL ({error}); write it like https://s3.example.org")))?;
     if !url.username().is_empty()
@@ -194,6 +195,10 @@ struct Place {
 
 fn read(text: &str) -> Result<Place> {
     let bad = |shown: &str, why: String| StoreError::new(Class::BadLocation, shown, why);
+    if text.split('/').any(|part| part == "..") || text.contains(|c: char| c.is_control() || c == '\\') {
+        let why = "it has a .., a backslash or a control character in it";
+        return Err(bad(&shorten(text), why.to_owned()));
+    }
     let url = Url::parse(text).map_err(|error| bad(&shorten(text), format!("it is no URL: {error}")))?;
     let host = url.host_str().unwrap_or_default();
     let shown = shorten(&format!("{}://{host}{}", url.scheme(), url.path().trim_end_matches('/')));
@@ -319,6 +324,9 @@ fn build(
             if let Some(endpoint) = &options.endpoint {
                 builder = builder.with_endpoint(endpoint.clone());
             }
+            let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+            endpoint.as_deref().map_or(Ok(()), check_endpoint)?;
+            plain("AZURE_STORAGE_ACCOUNT_NAME", builder.get_config_value(&AzureConfigKey::AccountName))?;
             let emulated = allow("AZURE_STORAGE_USE_EMULATOR");
             if let Some(watching) = watching {
                 builder = builder.with_http_connector(watching);
@@ -347,7 +355,17 @@ fn s3(
     if let Some(path_style) = options.path_style {
         builder = builder.with_virtual_hosted_style_request(!path_style);
     }
+    use AmazonS3ConfigKey as Config;
+    for (name, key) in [
+        ("AWS_ACCESS_KEY_ID", Config::AccessKeyId),
+        ("AWS_SECRET_ACCESS_KEY", Config::SecretAccessKey),
+        ("AWS_SESSION_TOKEN", Config::Token),
+        ("the region (AWS_REGION)", Config::Region),
+    ] {
+        plain(name, builder.get_config_value(&key))?;
+    }
     let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    endpoint.as_deref().map_or(Ok(()), check_endpoint)?;
     let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
     let unsigned = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
     // The store compares what came with what was sent.
@@ -362,6 +380,16 @@ fn s3(
     let signed = unsigned.is_none_or(|unsigned| unsigned == "false");
     let uploads = http.filter(|_| signed).map(|http| Uploads::new(Arc::clone(&store), http));
     Ok((store, endpoint, region, uploads))
+}
+
+/// Refuses what cannot stand in a request: an end of a line, as files of secrets have one.
+fn plain(name: &str, value: Option<String>) -> std::result::Result<(), String> {
+    match value {
+        Some(value) if value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_graphic()) => {
+            Err(format!("{name} is empty, or has a space, an end of a line or the like in it"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Who asks tries again, and bounds how long a store may be silent: a whole request may take longer.

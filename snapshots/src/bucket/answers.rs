@@ -12,11 +12,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
-    ReqwestConnector,
 };
+use object_store::{ClientConfigKey, ClientOptions};
 
 use weighbridge_schemas::time::Timestamp;
 
@@ -26,6 +25,10 @@ use crate::outside;
 const TEXT_BYTES: usize = 64 << 10;
 /// Longest message of a store's that is shown, in characters.
 const SHOWN: usize = 300;
+/// Longest page of a listing, in bytes: a thousand keys.
+const LISTING_BYTES: usize = 16 << 20;
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_secs(5);
 /// No answer has told the time yet.
 const UNKNOWN: i64 = i64::MIN;
 /// The longest pause that a store may ask for.
@@ -86,14 +89,23 @@ impl fmt::Display for Answer {
 
 impl std::error::Error for Answer {}
 
-/// Connects as `object_store` does, and looks at every answer.
+/// Connects, and looks at every answer. Redirects are not followed: they would take credentials along.
 #[derive(Debug)]
 pub(super) struct Watching(pub(super) Arc<Answers>);
 
 impl HttpConnector for Watching {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let inner = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Watched { inner, answers: Arc::clone(&self.0) }))
+        let allow_http = options.get_config_value(&ClientConfigKey::AllowHttp);
+        let client = reqwest::Client::builder()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT)
+            .https_only(allow_http.is_none_or(|allow| allow != "true"))
+            .http1_only()
+            .user_agent(concat!("weighbridge/", env!("CARGO_PKG_VERSION")))
+            .build();
+        let client = client
+            .map_err(|error| object_store::Error::Generic { store: "HTTP", source: Box::new(error) })?;
+        Ok(HttpClient::new(Watched { inner: HttpClient::new(client), answers: Arc::clone(&self.0) }))
     }
 }
 
@@ -106,14 +118,45 @@ struct Watched {
 #[async_trait]
 impl HttpService for Watched {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let query = request.uri().query().unwrap_or_default();
+        // S3 and Google's; Azure's.
+        let listing = [("list-type=2", "<ListBucketResult"), ("comp=list", "<EnumerationResults")];
+        let root = listing.iter().find(|(asked, _)| query.contains(asked)).map(|(_, root)| *root);
         let response = self.inner.execute(request).await?;
         self.answers.note(&response);
         let status = response.status();
+        if let Some(root) = root.filter(|_| status.is_success()) {
+            return listed(response, root).await;
+        }
         if status.is_success() || matches!(status.as_u16(), 304 | 404 | 412) {
             return Ok(response);
         }
         Err(HttpError::new(HttpErrorKind::Unknown, answer(response).await))
     }
+}
+
+/// A listing that is one. Whatever else comes with a good status (a gateway's page, an error) would count as an empty
+/// listing, and what is not listed is not there: `gc` would delete what it protects.
+async fn listed(response: HttpResponse, root: &str) -> Result<HttpResponse, HttpError> {
+    let (parts, body) = response.into_parts();
+    let mut bytes = Vec::new();
+    let mut body = body.bytes_stream();
+    while let Some(run) = body.next().await {
+        bytes.extend_from_slice(&run?);
+        if bytes.len() > LISTING_BYTES {
+            return Err(broken("its listing is larger than a listing can be"));
+        }
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let cut = text.contains("<IsTruncated>true</IsTruncated>") && !text.contains("<NextContinuationToken>");
+    if !text.contains(root) || cut {
+        return Err(broken("what it sent is no listing, or not the whole of one"));
+    }
+    Ok(HttpResponse::from_parts(parts, bytes.into()))
+}
+
+fn broken(why: &str) -> HttpError {
+    HttpError::new(HttpErrorKind::Decode, std::io::Error::new(std::io::ErrorKind::InvalidData, why))
 }
 
 async fn answer(response: HttpResponse) -> Answer {

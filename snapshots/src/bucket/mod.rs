@@ -51,6 +51,8 @@ const THROTTLED_PAUSE: Duration = Duration::from_secs(1);
 const SAID_AFTER: Duration = Duration::from_secs(5);
 /// How long a store may be silent within a request.
 const SILENCE: Duration = Duration::from_secs(60);
+/// Even who is impatient waits so long for an answer.
+const LEAST_SILENCE: Duration = Duration::from_secs(10);
 /// How slowly a body may go out before its request counts as stuck, in bytes a second.
 const SLOWEST: u64 = 256 << 10;
 /// Bytes that are taken from a body before the number of tries starts anew.
@@ -150,6 +152,11 @@ impl Bucket {
         self.answers().ahead().unwrap_or(0)
     }
 
+    /// How long a store may be silent: not much longer than it is waited for at all.
+    fn silence(&self) -> Duration {
+        SILENCE.min(self.patience.max(LEAST_SILENCE))
+    }
+
     /// One attempt of a request, bounded in time, once there is room for one more.
     async fn attempt<T>(
         &self,
@@ -157,6 +164,7 @@ impl Bucket {
         request: impl Future<Output = object_store::Result<T>>,
     ) -> std::result::Result<T, Failure> {
         let _room = self.requests.acquire().await;
+        let limit = limit.min(self.silence() + limit.saturating_sub(SILENCE));
         match timeout(limit, request).await {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(error)) => Err(Failure::of(&error)),
@@ -248,8 +256,9 @@ impl Bucket {
         let if_match = read.of.as_ref().and_then(|meta| meta.e_tag.clone());
         let options = GetOptions { range, if_match, ..GetOptions::default() };
         let _room = self.requests.acquire().await;
-        let answered = timeout(SILENCE, self.client.store.get_opts(key, options)).await;
-        let found = answered.map_err(|_| Failure::silent(SILENCE))?.map_err(|error| Failure::of(&error))?;
+        let silence = self.silence();
+        let answered = timeout(silence, self.client.store.get_opts(key, options)).await;
+        let found = answered.map_err(|_| Failure::silent(silence))?.map_err(|error| Failure::of(&error))?;
         let size = found.meta.size;
         if size > limit {
             return Err(Failure::TooLarge { size, limit });
@@ -260,7 +269,7 @@ impl Bucket {
             read.of = Some(found.meta.clone());
         }
         let mut body = found.into_stream();
-        while let Some(run) = timeout(SILENCE, body.next()).await.map_err(|_| Failure::silent(SILENCE))? {
+        while let Some(run) = timeout(silence, body.next()).await.map_err(|_| Failure::silent(silence))? {
             let run = run.map_err(|error| Failure::of_body(&error))?;
             if (read.bytes.len() + run.len()) as u64 > size {
                 return Err(Failure::broken("the store sent more than the object has"));
@@ -285,7 +294,7 @@ impl Bucket {
 
     /// What lies directly in `folder`.
     pub(crate) async fn entries(&self, folder: &Key) -> Result<ListResult> {
-        self.tried(folder, SILENCE * 4, || self.client.store.list_with_delimiter(Some(folder))).await
+        self.tried(folder, SILENCE * 2, || self.client.store.list_with_delimiter(Some(folder))).await
     }
 
     /// Up to `most` objects below `folder`, behind `after`, in the order of their keys.
@@ -295,7 +304,7 @@ impl Bucket {
         after: Option<&Key>,
         most: usize,
     ) -> Result<Vec<ObjectMeta>> {
-        self.tried(folder, SILENCE * 4, || async {
+        self.tried(folder, SILENCE, || async {
             let listed = match after {
                 Some(after) => self.client.store.list_with_offset(Some(folder), after),
                 None => self.client.store.list(Some(folder)),

@@ -28,7 +28,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::snapshot::SnapshotManifest;
 
-use crate::error::{Class, Result};
+use crate::error::{Class, Result, StoreError};
+use crate::layout;
 use crate::manifest;
 use crate::pace::Pace;
 use crate::reference::{Located, follow};
@@ -183,6 +184,11 @@ async fn bring(
     let downloaded =
         download::download(root, model, &staging, missing, folder.durability(), limits, progress).await;
     if downloaded.as_ref().is_err_and(|error| error.class() == Class::Integrity) {
+        if root.size(&layout::snapshot(model, id)).await?.is_none() {
+            folder.clear_staging();
+            let why = "gc deleted it while it was fetched; fetch what the channel points at now";
+            return Err(StoreError::new(Class::NotFound, id, why));
+        }
         // Nobody can finish this fetch; a later one starts from nothing.
         folder.clear_staging();
     }

@@ -80,7 +80,10 @@ async fn wait(root: &Root, model: &ModelName, id: &SnapshotId, chunks: &BTreeSet
     let (began, mut pause) = (root.moment(), PAUSES.0);
     let mut pages = run::pages_that_condemn(root, model, id, chunks).await?;
     if let Some(page) = pages.first() {
-        tracing::info!(%model, snapshot = %id, %page, "waiting for gc to be done with what it condemned");
+        tracing::warn!(
+            %model, snapshot = %id, %page,
+            "waiting for gc to be done with what it condemned; if it died, `weighbridge gc` of the model ends that"
+        );
     }
     while let Some(page) = pages.last() {
         if !run::is_in_force(root, model, page).await? {

@@ -20,6 +20,9 @@ use crate::jobs::{self, Job};
 use crate::layout;
 use crate::root::Root;
 
+/// Entries of a channel that are looked at for each snapshot of it that is kept.
+const LOOKED: usize = 8;
+
 /// What keeps snapshots and chunks of a model.
 #[derive(Debug, Default)]
 pub(super) struct Roots {
@@ -52,7 +55,7 @@ pub(super) async fn read(root: &Root, model: &ModelName, options: &Options) -> R
         let most = usize::try_from(options.retention.keep_history.max(1)).unwrap_or(usize::MAX);
         let channel = Channel::new(root, model, &name);
         let hint = channel.hint().await;
-        let log = channel.log(most).await?;
+        let log = channel.log(most.saturating_mul(LOOKED)).await?;
         let newest = log.first().map_or(0, |entry| entry.sequence);
         if hint.is_some_and(|hint| hint > newest) {
             let why = format!(
@@ -61,7 +64,15 @@ pub(super) async fn read(root: &Root, model: &ModelName, options: &Options) -> R
             );
             return Err(StoreError::new(Class::Integrity, layout::channel(model, &name), why));
         }
-        roots.snapshots.extend(log.into_iter().map(|entry| entry.snapshot));
+        let mut kept = BTreeSet::new();
+        let mut newest = log.into_iter().map(|entry| entry.snapshot);
+        // Holds and releases push nothing out.
+        while kept.len() < most
+            && let Some(snapshot) = newest.next()
+        {
+            kept.insert(snapshot);
+        }
+        roots.snapshots.append(&mut kept);
     }
     for id in jobs::list(root, model).await? {
         if !Job::new(root, model, &id).has_ended().await? {

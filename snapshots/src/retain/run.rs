@@ -18,7 +18,7 @@ use weighbridge_schemas::retention::{Condemned, GcEnded, GcNote, GcSchema};
 use weighbridge_schemas::snapshot::Chunk;
 
 use super::keep::age;
-use super::{Collected, Options};
+use super::{Collected, Options, past};
 use crate::error::{Class, Result, StoreError};
 use crate::jobs;
 use crate::layout::{self, GcNote as Note};
@@ -49,6 +49,7 @@ fn note(options: &Options, root: &Root) -> GcNote {
         schema: GcSchema::V1,
         holder: options.holder.clone(),
         process: options.process.clone(),
+        keep_history: None,
         who: options.who.clone(),
         when: root.now(),
     }
@@ -77,7 +78,11 @@ pub(super) async fn begin<'a>(
         }
         let number = last.saturating_add(1);
         let key = layout::gc_note(model, number, Note::Begun);
-        if let Some(other) = put_note(root, options, &key).await? {
+        let before = past::newest(root, model).await?.and_then(|past| past.begun?.keep_history);
+        let history = options.retention.keep_history;
+        let kept = before.map_or(history, |before| before.min(history));
+        let begun = GcNote { keep_history: Some(kept), ..note(options, root) };
+        if let Some(other) = put_own(root, &key, &begun).await? {
             return Err(busy(model, number, Some(&other), None));
         }
         let run = run(number, 0);
@@ -93,7 +98,10 @@ pub(super) async fn begin<'a>(
 
 /// Puts a note; gives what stands there where it is not this process's own.
 async fn put_note(root: &Root, options: &Options, key: &Key) -> Result<Option<GcNote>> {
-    let own = note(options, root);
+    put_own(root, key, &note(options, root)).await
+}
+
+async fn put_own(root: &Root, key: &Key, own: &GcNote) -> Result<Option<GcNote>> {
     if root.put_if_absent(key, Bytes::from(own.to_bytes())).await? == Put::Written {
         return Ok(None);
     }

@@ -230,7 +230,7 @@ impl Root {
         let walk = async {
             match &self.place {
                 Place::Folder(local, store) => {
-                    local.check()?;
+                    local.path(folder)?;
                     let mut listed = match after {
                         Some(after) => store.list_with_offset(Some(folder), after),
                         None => store.list(Some(folder)),
@@ -268,7 +268,7 @@ impl Root {
         let entries = async {
             match &self.place {
                 Place::Folder(local, store) => {
-                    local.check()?;
+                    local.refuse_links(folder)?;
                     let listed = store.list_with_delimiter(Some(folder)).await;
                     let mut listed = listed.map_err(|error| StoreError::store(folder, &error))?;
                     // What gc has emptied is there no more, as in a bucket.

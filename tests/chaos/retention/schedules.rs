@@ -327,8 +327,14 @@ async fn judge(root: &Root) -> BTreeSet<SnapshotId> {
     let model = model();
     let mut kept = pins::list(root, &model).await.unwrap();
     for name in catalog::channels(root, &model).await.unwrap() {
-        let log = Channel::new(root, &model, &name).log(HISTORY as usize).await.unwrap();
-        kept.extend(log.iter().map(|entry| entry.snapshot));
+        let log = Channel::new(root, &model, &name).log(8 * HISTORY as usize).await.unwrap();
+        let mut newest = BTreeSet::new();
+        for entry in log {
+            if newest.len() < HISTORY as usize {
+                newest.insert(entry.snapshot);
+            }
+        }
+        kept.append(&mut newest);
     }
     let all: BTreeSet<_> = catalog::snapshots(root, &model).await.unwrap().into_iter().collect();
     let limits = Limits::new(root, 64 << 20, 4, Pace::default());
