@@ -116,7 +116,7 @@ fn what_something_points_at_is_kept_and_what_is_gone_is_gone_for_good() {
     assert_eq!(store.run(["rollback", "m"]).succeeded()["snapshot"], all[0]);
     assert_eq!(store.run(["rollback", "m"]).failed(6), "not_found");
     assert_eq!(store.run(["channels", "log", "m"]).succeeded()["entries"].as_array().unwrap().len(), 7);
-    // Within the history that gc was told to keep, a snapshot that is gone would be damage; behind it, it was collected.
+    // Within the history that gc was told to keep, a snapshot that is gone is damage; behind it, it was collected.
     assert_eq!(store.run(["verify"]).succeeded()["collected_entries"], 3);
     for _ in 0..6 {
         store.run(["release", "m"]).succeeded();
