@@ -125,10 +125,25 @@ fn keys_come_from_option_variable_or_configuration_and_bad_ones_are_usage() {
         (vec!["verify", "--require-signed-by", "ed25519:0123456789abcdef"], "stands for a key"),
         (vec!["keys", "generate", "a"], "never overwritten"),
         (vec!["keys", "show", "absent"], "absent"),
+        (vec!["verify", "--require-signed-by", ""], "names no key"),
+        (vec!["verify", "--require-signed-by", ","], "names no key"),
+        (vec!["verify", "--require-signed-by", &text, "--require-signed-by="], "names no key"),
+        (vec!["fetch", "m", "--into", "elsewhere", "--require-signed-by", ""], "names no key"),
+        (vec!["hold", "m", "--signing-key", ""], "names no key"),
+        (vec!["hold", "m", "--signing-key", ":"], "names no key"),
     ] {
         let run = store.run(&command);
         assert!(["bad_key", "usage"].contains(&&*run.failed(2)), "{command:?}");
         assert!(run.stderr.contains(word) && !run.stderr.contains("BEGIN"), "{run:?}");
+    }
+    // A variable that is set to nothing is not set; one of separators alone is a mistake.
+    let by_variable = |variable: &str, value: &str| {
+        let command = if variable.ends_with("KEYS") { ["hold", "m"] } else { ["verify", "m@prod"] };
+        ended(store.command(command).env(variable, value).output().unwrap())
+    };
+    for (variable, separator) in [("WEIGHBRIDGE_SIGNING_KEYS", ":"), ("WEIGHBRIDGE_REQUIRE_SIGNED_BY", ",")] {
+        by_variable(variable, "").succeeded();
+        assert_eq!(by_variable(variable, separator).failed(2), "usage");
     }
 }
 
