@@ -32,6 +32,30 @@ pub(super) struct TrustOptions {
     require_signed_by: Vec<String>,
 }
 
+/// Who signs what a publisher writes, and whose signature it demands.
+#[derive(Debug, Clone, Default, Args)]
+pub(super) struct PublisherOptions {
+    #[command(flatten)]
+    signing: SigningOptions,
+    #[command(flatten)]
+    trust: TrustOptions,
+}
+
+impl PublisherOptions {
+    /// `root`, through which is signed and demanded. Whoever would refuse their own work is told before it begins.
+    pub(super) fn on(&self, context: &Context, root: Root) -> Result<Root> {
+        let root = self.trust.on(context, self.signing.on(context, root)?)?;
+        let Some(trust) = root.trust() else { return Ok(root) };
+        if root.signers().is_some_and(|own| own.public().any(|key| trust.holds(&key))) {
+            return Ok(root);
+        }
+        Err(Failure::usage(format!(
+            "a signature by {trust} is demanded, and none of the keys that sign here is among them: what this writes \
+             would be refused; give --signing-key (or [signing] keys) one of them"
+        )))
+    }
+}
+
 impl SigningOptions {
     /// `root`, through which what is written is signed where somebody is to sign.
     pub(super) fn on(&self, context: &Context, root: Root) -> Result<Root> {
@@ -62,16 +86,29 @@ impl SigningOptions {
 impl TrustOptions {
     /// `root`, which refuses what is not signed where somebody's signature is demanded.
     pub(super) fn on(&self, context: &Context, root: Root) -> Result<Root> {
-        let given = named("--require-signed-by (or WEIGHBRIDGE_REQUIRE_SIGNED_BY)", &self.require_signed_by)?;
+        let given = self.given()?;
         let configured = context.config.signing.require.iter().flatten();
         let named: Vec<_> = if given.is_empty() { configured.collect() } else { given.iter().collect() };
-        if named.is_empty() {
-            return Ok(root);
-        }
-        let keys = named.into_iter().map(|text| PublicKey::named(text));
-        let keys = keys.collect::<std::result::Result<Vec<_>, KeyError>>()?;
-        Ok(root.trusting(Trust::new(keys)?))
+        trusting(root, named)
     }
+
+    /// As [`Self::on`], but the configuration is not looked at.
+    pub(super) fn given_on(&self, root: Root) -> Result<Root> {
+        trusting(root, self.given()?.iter().collect())
+    }
+
+    fn given(&self) -> Result<&[String]> {
+        named("--require-signed-by (or WEIGHBRIDGE_REQUIRE_SIGNED_BY)", &self.require_signed_by)
+    }
+}
+
+fn trusting(root: Root, named: Vec<&String>) -> Result<Root> {
+    if named.is_empty() {
+        return Ok(root);
+    }
+    let keys = named.into_iter().map(|text| PublicKey::named(text));
+    let keys = keys.collect::<std::result::Result<Vec<_>, KeyError>>()?;
+    Ok(root.trusting(Trust::new(keys)?))
 }
 
 /// The keys of an option or its variable. A variable that is set to nothing counts as not set; a nameless key among
