@@ -1,6 +1,6 @@
 //! From one channel to another, once a snapshot has stood the first one for long enough: what a model's policy says in
 //! its section `[promotion]`. Done again, or by several at once, it does the same thing once: the entry's id follows
-//! from the entry that was soaked.
+//! from the entry that was soaked. Who signs promotes what one of their own keys has signed, or one that they trust.
 
 use std::time::Duration;
 
@@ -71,7 +71,9 @@ async fn promote(
     promotion: &Promotion,
 ) -> Result<Option<ChannelEntry>> {
     let (from, to) = (&policy.channel.name, &promotion.to);
-    let (source, target) = (Channel::new(root, model, from), Channel::new(root, model, to));
+    // What is promoted is signed: nobody else's word decides what that is.
+    let believing = root.believed().map_or_else(|| root.clone(), |trust| root.clone().trusting(trust));
+    let (source, target) = (Channel::new(&believing, model, from), Channel::new(root, model, to));
     let Some(soaked) = source.latest().await? else { return Ok(None) };
     // Held, or rolled back: somebody is looking into it.
     if soaked.reason.holds() || !has_stood(root, model, from, &soaked, promotion).await? {
@@ -93,8 +95,8 @@ async fn promote(
         return Ok(None);
     }
     claims::claim(root, model, &soaked.snapshot, &clock::operation_id()).await?;
-    manifest::get(root, model, &soaked.snapshot).await?;
-    if manifest::report(root, model, &soaked.snapshot).await?.0.outcome == Gated::Rejected {
+    manifest::get(&believing, model, &soaked.snapshot).await?;
+    if manifest::report(&believing, model, &soaked.snapshot).await?.0.outcome == Gated::Rejected {
         return Ok(None);
     }
     let wanted = Move {
@@ -221,5 +223,44 @@ mod tests {
         let operation = Operation { id: clock::operation_id(), who: "test".into(), when: clock::now() };
         channel.append(&operation, |_| Ok::<_, ()>(wanted.clone())).await.unwrap();
         assert_eq!(tick(&root).await.unwrap(), [], "also where the canary has a new entry of it");
+    }
+
+    #[tokio::test]
+    async fn who_signs_promotes_what_is_signed_by_them_or_by_whom_they_trust() {
+        use weighbridge_snapshots::sign::{Signer, Signers, Trust, generate};
+
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder.path().join("store");
+        let root = Root::open_with(store.to_str().unwrap(), Absent::Create, Durability::Unsynced).unwrap();
+        let key = |name: &str| {
+            let file = folder.path().join(name);
+            let public = generate(&file).unwrap().key;
+            (Signers::new(vec![Signer::read(&file).unwrap()]).unwrap(), Trust::new(vec![public]).unwrap())
+        };
+        let ((own, _), (other, trust)) = (key("own"), key("other"));
+        let (own, other) = (root.clone().signing(own), root.clone().signing(other));
+        let model = "m".parse().unwrap();
+        weighbridge_snapshots::policies::put(&root, &model, &"default".parse().unwrap(), &policy(0))
+            .await
+            .unwrap();
+        let refused = async |root: &Root| {
+            assert_eq!(tick(root).await.unwrap(), [], "it is told in the log");
+            of_model(root, &model).await.unwrap_err().exit
+        };
+
+        publish(&root, folder.path(), 1).await;
+        assert_eq!(refused(&own).await, crate::error::Exit::Integrity, "nobody signed it");
+        let first = publish(&other, folder.path(), 2).await.snapshot;
+        assert_eq!(refused(&own).await, crate::error::Exit::Integrity, "somebody else did");
+        let trusting = own.clone().trusting(trust);
+        assert_eq!(tick(&trusting).await.unwrap()[0].entry.snapshot, first);
+        let second = publish(&own, folder.path(), 3).await.snapshot;
+        // The snapshot has to be signed too, not the entry alone.
+        let envelopes = store.join(format!("models/m/snapshots/{second}.signatures"));
+        let kept = std::fs::read(&envelopes).unwrap();
+        std::fs::remove_file(&envelopes).unwrap();
+        assert_eq!(refused(&own).await, crate::error::Exit::Integrity);
+        std::fs::write(&envelopes, kept).unwrap();
+        assert_eq!(tick(&own).await.unwrap()[0].entry.snapshot, second);
     }
 }

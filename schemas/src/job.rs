@@ -27,7 +27,8 @@ use crate::error::{DocumentError, shorten};
 use crate::ids::{Fingerprint, ObservationId, RulesDigest, SnapshotId};
 use crate::json;
 use crate::limits;
-use crate::names::ChannelName;
+use crate::names::{ChannelName, ModelName};
+use crate::signature::Signature;
 use crate::snapshot::Chunk;
 use crate::time::Timestamp;
 
@@ -216,6 +217,37 @@ pub struct JobPlan {
     pub parts: Vec<PartRange>,
 }
 
+impl JobPlan {
+    /// What is signed of the result of part number `part` of `job`, whose stored bytes are `json`: the canonical bytes
+    /// of an object with these three, with where the part begins, the rules and the version of the encodings, and with
+    /// the result without its signatures. Plans are not signed: a result that was made by one is none by another.
+    ///
+    /// # Errors
+    /// [`DocumentError`] where `json` is no object, or the plan has no such part.
+    pub fn signed_part(
+        &self,
+        model: &ModelName,
+        job: &JobId,
+        part: u64,
+        json: &[u8],
+    ) -> Result<Vec<u8>, DocumentError> {
+        let range = usize::try_from(part).ok().and_then(|part| self.parts.get(part));
+        let no_part = || DocumentError::malformed(PartResult::NAME, "the job's plan has no such part");
+        let first = range.ok_or_else(no_part)?.first;
+        let mut result: serde_json::Map<String, serde_json::Value> = json::object(PartResult::NAME, json)?;
+        result.remove("signatures");
+        Ok(canonical::bytes(&serde_json::json!({
+            "encoding_version": self.encoding_version,
+            "first": first,
+            "job": job,
+            "model": model,
+            "part": part,
+            "result": result,
+            "rules": self.rules,
+        })))
+    }
+}
+
 /// The chunks of one part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PartRange {
@@ -243,6 +275,9 @@ pub struct PartResult {
     pub bytes_stored: u64,
     /// Chunk bytes that were there already.
     pub bytes_reused: u64,
+    /// Signatures on [`JobPlan::signed_part`]. Absent where nobody signed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<Signature>,
 }
 
 /// A chunk, and the statistics of the rows in it.
@@ -446,6 +481,43 @@ mod tests {
         assert_eq!(again, first.again_after(&second));
         assert_ne!(again, second.again_after(&first));
         assert_eq!(&again.as_str()[14..15], "8");
+    }
+
+    #[test]
+    fn a_part_is_signed_for_its_place_in_its_plan_with_all_that_its_result_says() {
+        let plan = json!({
+            "schema": "weighbridge.plan/v1", "fingerprint": "0".repeat(64), "rules": "1".repeat(64),
+            "encoding_version": 2, "format": "dcp", "bytes": 3,
+            "parts": [{ "first": 0, "count": 2, "bytes": 2 }, { "first": 2, "count": 2, "bytes": 1 }],
+        });
+        let result = json!({
+            "schema": "weighbridge.part/v1", "fingerprint": "0".repeat(64), "chunks": [],
+            "bytes_stored": 0, "bytes_reused": 0,
+        });
+        let job: JobId = "0f8fad5b-d9cb-469f-a165-70867728950e".parse().unwrap();
+        let signed = |plan: &serde_json::Value, part, result: &serde_json::Value| {
+            let plan = JobPlan::parse(plan.to_string().as_bytes()).unwrap();
+            plan.signed_part(&"m".parse().unwrap(), &job, part, result.to_string().as_bytes())
+        };
+        let bytes = signed(&plan, 1, &result).unwrap();
+        let text = String::from_utf8(bytes.clone()).unwrap();
+        assert!(text.starts_with("{\"encoding_version\":2,\"first\":2,\"job\":\"0f8f"), "{text}");
+        let parsed = PartResult::parse(result.to_string().as_bytes()).unwrap();
+        assert!(!String::from_utf8(parsed.to_bytes()).unwrap().contains("signatures"));
+        assert_ne!(signed(&plan, 0, &result).unwrap(), bytes);
+        let mut others = [plan.clone(), plan.clone(), plan.clone()];
+        others[0]["parts"][1]["first"] = json!(0);
+        others[1]["rules"] = json!("2".repeat(64));
+        others[2]["encoding_version"] = json!(1);
+        assert!(others.iter().all(|other| signed(other, 1, &result).unwrap() != bytes));
+        let with = |field: &str, value| {
+            let mut result = result.clone();
+            result[field] = value;
+            signed(&plan, 1, &result).unwrap()
+        };
+        assert_eq!(with("signatures", json!([{ "sig": "AA==" }])), bytes);
+        assert_ne!(with("from_the_future", json!(true)), bytes);
+        assert!(signed(&plan, 2, &result).is_err());
     }
 
     #[test]

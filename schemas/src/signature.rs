@@ -22,6 +22,8 @@ use crate::snapshot::SnapshotManifest;
 pub const STATEMENT_TYPE: &str = "application/vnd.in-toto+json";
 /// The payload type under which a channel entry is signed.
 pub const CHANNEL_ENTRY_TYPE: &str = "application/vnd.weighbridge.channel-entry.v1+json";
+/// The payload type under which the result of a job's part is signed.
+pub const PART_TYPE: &str = "application/vnd.weighbridge.part.v1+json";
 
 const ENVELOPE: &str = "signature envelope";
 const STATEMENT: &str = "signed statement";

@@ -15,6 +15,7 @@ use crate::catalog;
 use crate::error::{Class, Result, StoreError};
 use crate::layout::{self, JobDocument};
 use crate::root::{Put, Root};
+use crate::sign::part::Part;
 
 mod admission;
 
@@ -89,12 +90,24 @@ impl<'a> Job<'a> {
         Ok(self.root.size(&self.key(JobDocument::Outcome)).await?.is_some())
     }
 
-    /// The result of a part; `None` where there is none.
+    /// The result of a part of `plan`; `None` where there is none. Where the root signs, or trusts somebody, it has to
+    /// be signed by one of them: a snapshot is made of it, and signed.
     ///
     /// # Errors
-    /// As [`Self::record`].
-    pub async fn part(&self, part: u64) -> Result<Option<PartResult>> {
-        get(self.root, &layout::part(self.model, self.id, part)).await
+    /// As [`Self::record`]; [`Class::Integrity`] where it is not signed so.
+    pub async fn part(&self, plan: &JobPlan, number: u64) -> Result<Option<PartResult>> {
+        let key = layout::part(self.model, self.id, number);
+        let Some(bytes) = self.root.get(&key, PartResult::MOST).await? else { return Ok(None) };
+        let result = PartResult::parse(&bytes)
+            .map_err(|error| StoreError::new(Class::Integrity, &key, error.to_string()))?;
+        if let Some(trust) = self.root.believed() {
+            self.of_plan(plan, number).check(&trust, &result, &bytes)?;
+        }
+        Ok(Some(result))
+    }
+
+    fn of_plan<'p>(&'p self, plan: &'p JobPlan, number: u64) -> Part<'p> {
+        Part { model: self.model, job: self.id, plan, number }
     }
 
     /// Puts the record, unless there is one; gives the one that rules.
@@ -129,12 +142,17 @@ impl<'a> Job<'a> {
         settle(self.root, &self.key(JobDocument::Outcome), outcome).await
     }
 
-    /// Puts a part's result, unless there is one. Every chunk that it names is on the disk before it is.
+    /// Puts the result of a part of `plan`, signed where the root signs, unless there is one. Every chunk that it names
+    /// is on the disk before it is.
     ///
     /// # Errors
     /// As [`Self::record`].
-    pub async fn put_part(&self, part: u64, result: &PartResult) -> Result<Put> {
-        put(self.root, &layout::part(self.model, self.id, part), result).await
+    pub async fn put_part(&self, plan: &JobPlan, number: u64, result: &PartResult) -> Result<Put> {
+        let key = layout::part(self.model, self.id, number);
+        let Some(signers) = self.root.signers() else { return put(self.root, &key, result).await };
+        let signed = self.of_plan(plan, number).sign(signers, result);
+        let signed = signed.map_err(|error| StoreError::new(Class::Refused, &key, error.to_string()))?;
+        put(self.root, &key, &signed).await
     }
 
     /// The parts, from 0 on, that have results.

@@ -160,7 +160,7 @@ impl Root {
         self
     }
 
-    /// The same store; snapshots and channel entries that are written through it are signed.
+    /// The same store; snapshots, channel entries and results of parts that are written through it are signed.
     #[must_use]
     pub fn signing(mut self, signers: Signers) -> Self {
         self.signers = Some(Arc::new(signers));
@@ -184,6 +184,16 @@ impl Root {
     #[must_use]
     pub fn trust(&self) -> Option<&Trust> {
         self.trust.as_deref()
+    }
+
+    /// Whose signature is enough on what publishers take from each other: that of its own keys, and of those that are
+    /// demanded; `None` where nobody signs and nothing is demanded.
+    #[must_use]
+    pub fn believed(&self) -> Option<Trust> {
+        match self.signers() {
+            Some(signers) => Some(Trust::in_own(signers, self.trust())),
+            None => self.trust().cloned(),
+        }
     }
 
     /// Does `work` on this thread, unless something stands in the way.

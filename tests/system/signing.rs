@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::binary::{Run, Store, ended};
 use crate::fixtures::torchrec;
+use crate::queued::{drop_manifest, queue, work};
 
 /// Makes a key pair; the private key's file, and the public key as text.
 fn key(store: &Store, name: &str) -> (String, String) {
@@ -125,10 +126,25 @@ fn keys_come_from_option_variable_or_configuration_and_bad_ones_are_usage() {
         (vec!["verify", "--require-signed-by", "ed25519:0123456789abcdef"], "stands for a key"),
         (vec!["keys", "generate", "a"], "never overwritten"),
         (vec!["keys", "show", "absent"], "absent"),
+        (vec!["verify", "--require-signed-by", ""], "names no key"),
+        (vec!["verify", "--require-signed-by", ","], "names no key"),
+        (vec!["verify", "--require-signed-by", &text, "--require-signed-by="], "names no key"),
+        (vec!["fetch", "m", "--into", "elsewhere", "--require-signed-by", ""], "names no key"),
+        (vec!["hold", "m", "--signing-key", ""], "names no key"),
+        (vec!["hold", "m", "--signing-key", ":"], "names no key"),
     ] {
         let run = store.run(&command);
         assert!(["bad_key", "usage"].contains(&&*run.failed(2)), "{command:?}");
         assert!(run.stderr.contains(word) && !run.stderr.contains("BEGIN"), "{run:?}");
+    }
+    // A variable that is set to nothing is not set; one of separators alone is a mistake.
+    let by_variable = |variable: &str, value: &str| {
+        let command = if variable.ends_with("KEYS") { ["hold", "m"] } else { ["verify", "m@prod"] };
+        ended(store.command(command).env(variable, value).output().unwrap())
+    };
+    for (variable, separator) in [("WEIGHBRIDGE_SIGNING_KEYS", ":"), ("WEIGHBRIDGE_REQUIRE_SIGNED_BY", ",")] {
+        by_variable(variable, "").succeeded();
+        assert_eq!(by_variable(variable, separator).failed(2), "usage");
     }
 }
 
@@ -233,6 +249,76 @@ fn signing_begins_late_and_a_key_is_followed_by_another() {
     assert_eq!((&again["written"], &again["envelope"]), (&false.into(), &2.into()));
     assert_eq!(store.run(["snapshots"]).succeeded()["snapshots"].as_array().unwrap().len(), 6);
     store.run(["verify"]).succeeded();
+}
+
+#[test]
+fn a_part_that_a_stranger_wrote_is_not_sealed_and_an_honest_one_is() {
+    let (store, elsewhere) = (Store::new(), Store::new());
+    let (file, text) = key(&store, "a");
+    let job = |store: &Store, step| {
+        drop_manifest(&*queue(store), "m", "r", step, &torchrec(), serde_json::json!({}))
+    };
+    let part =
+        |store: &Store, job: &str| store.root().join(format!("models/m/jobs/{job}/parts/000000000001"));
+    let worker = || {
+        let mut worker = store.command(["worker", "--until-empty", "--threads", "2", "--signing-key", &file]);
+        ended(worker.args(["--require-signed-by", &text]).output().unwrap())
+    };
+    // The same checkpoint in a store of the attacker's own; a chunk of it is exchanged.
+    let theirs = job(&elsewhere, 1);
+    work(&elsewhere);
+    let made = std::fs::read_to_string(part(&elsewhere, &theirs)).unwrap();
+    assert!(!made.contains("signatures"), "without keys nothing changes");
+    let mut forged: Value = serde_json::from_str(&made).unwrap();
+    let chunk = &mut forged["chunks"][0]["chunk"];
+    let bytes = vec![0x41; usize::try_from(chunk["size"].as_u64().unwrap()).unwrap()];
+    chunk["id"] = blake3::hash(&bytes).to_hex().as_str().into();
+    let victim = job(&store, 1);
+    std::fs::create_dir_all(part(&store, &victim).parent().unwrap()).unwrap();
+    std::fs::write(part(&store, &victim), forged.to_string()).unwrap();
+    let run = worker();
+    assert!(run.stderr.contains("no key that this worker signs with or trusts"), "{run:?}");
+    assert!(run.stderr.contains(&format!("weighbridge republish m --job {victim}")), "{run:?}");
+    assert!(!store.root().join("models/m/channels").exists(), "{run:?}");
+    assert!(!store.root().join("models/m/snapshots").exists(), "nothing is signed");
+
+    let honest = job(&store, 2);
+    let run = worker();
+    assert_eq!(run.code, 0, "{run:?}");
+    assert!(std::fs::read_to_string(part(&store, &honest)).unwrap().contains("signatures"));
+    assert_eq!(fetch(&store, "m", &text).succeeded()["step"], 2);
+}
+
+#[test]
+fn a_publish_that_demands_goes_by_nothing_unsigned() {
+    let store = Store::new();
+    let ((file, text), (other, other_text)) = (key(&store, "a"), key(&store, "b"));
+    let first = publish(&store, "1", &[]);
+    let demand = ["--signing-key", &file, "--require-signed-by", &text];
+    let demanding = |step: &str| {
+        let step = ["--run", "r", "--step", step];
+        store.publish(&torchrec(), &[&step[..], &demand].concat())
+    };
+    let refused = demanding("2");
+    assert_eq!(refused.failed(7), "integrity");
+    let promote = format!("weighbridge promote m@{first} --channel prod");
+    assert!(refused.stderr.contains(&promote) && refused.stderr.contains("publish again"), "{refused:?}");
+    let run = |command: &[&str]| store.run(command.iter().chain(&demand));
+    assert_eq!(run(&["sign", &first]).failed(7), "integrity", "nobody has signed it");
+    store.run(["sign", &first, "--signing-key", &file]).succeeded();
+    run(&["promote", &format!("m@{first}")]).succeeded();
+    assert_eq!(demanding("2").succeeded()["outcome"], "published");
+    let second = ["sign", "m@prod", "--signing-key", &other, "--require-signed-by", &text];
+    assert_eq!(store.run(second).succeeded()["written"], true, "another key follows");
+
+    // Whoever would refuse their own work is told before it begins.
+    for keys in
+        [&["--require-signed-by", &text][..], &["--require-signed-by", &other_text, "--signing-key", &file]]
+    {
+        let more = [&["--run", "r", "--step", "3"], keys].concat();
+        assert_eq!(store.publish(&torchrec(), &more).failed(2), "usage");
+        assert_eq!(store.run([&["worker", "--until-empty"], keys].concat()).failed(2), "usage");
+    }
 }
 
 /// What `openssl` says, if it is there.

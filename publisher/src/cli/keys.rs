@@ -11,7 +11,7 @@ use weighbridge_snapshots::root::{Absent, Put};
 use weighbridge_snapshots::sign::{self, KeyError, PublicKey, Signer};
 
 use super::output::lines;
-use super::signing::SigningOptions;
+use super::signing::{SigningOptions, TrustOptions};
 use super::{Context, default_channel};
 use crate::error::{Failure, Result};
 
@@ -74,6 +74,9 @@ fn tell(context: &Context, key: &PublicKey, made: Option<(&PathBuf, &PathBuf)>) 
 /// What is signed is its manifest's hash, where it comes from, and its ruling validation report; `verify` it first. A
 /// channel's entry is signed when it is written: `promote`, `rollback`, `hold` and `release` with --signing-key write
 /// a new one. Signing again with the same keys changes nothing.
+///
+/// With --require-signed-by, only what is signed as demanded already is signed anew, as when a key follows another;
+/// the channel's entry too, where one is named. Here [signing] require of the configuration does not count.
 #[derive(Debug, Args)]
 pub(super) struct Sign {
     /// MODEL, MODEL@CHANNEL or MODEL@SNAPSHOT; without @, channel prod.
@@ -81,6 +84,8 @@ pub(super) struct Sign {
     reference: String,
     #[command(flatten)]
     signing: SigningOptions,
+    #[command(flatten)]
+    trust: TrustOptions,
 }
 
 impl Sign {
@@ -88,7 +93,7 @@ impl Sign {
         let Some(signers) = self.signing.signers(context)? else {
             return Err(Failure::usage("sign with which key? Give --signing-key FILE"));
         };
-        let root = context.root(Absent::Refuse)?;
+        let root = self.trust.given_on(context.root(Absent::Refuse)?)?;
         let Located { model, snapshot: id, .. } =
             Reference::locate(&self.reference, &root, &default_channel()).await?;
         let found = manifest::get(&root, &model, &id).await?;

@@ -24,6 +24,7 @@ mod queue;
 mod report;
 mod republish;
 mod shown;
+mod signals;
 mod signing;
 mod snapshots;
 mod store;
@@ -39,7 +40,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tokio::sync::watch;
 
 use weighbridge_queue::clock::{Clock, SystemClock};
@@ -339,11 +340,15 @@ pub fn definition() -> clap::Command {
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let cli = match Cli::try_parse_from(&arguments) {
-        Ok(cli) => cli,
+    let (cli, emptied) = match parse(&arguments) {
+        Ok(parsed) => parsed,
         Err(error) => return refuse(&error, &arguments),
     };
     let output = Output::new(cli.global.json);
+    if let Some(failure) = emptied {
+        output.failure(&failure);
+        return ExitCode::from(failure.exit as u8);
+    }
     // A bug, or a machine that gives no more threads: one line and an exit code, like any other failure.
     std::panic::set_hook(Box::new(|_| {}));
     let done = std::panic::catch_unwind(AssertUnwindSafe(|| start(cli, output))).unwrap_or_else(|panic| {
@@ -359,6 +364,15 @@ pub fn main() -> ExitCode {
         }
     };
     if output::lost() { ExitCode::from(Exit::Failed as u8) } else { code }
+}
+
+/// The command line, and what is wrong with it that its definition cannot say.
+fn parse(arguments: &[OsString]) -> std::result::Result<(Cli, Option<Failure>), clap::Error> {
+    let mut definition = definition();
+    let mut matches = definition.try_get_matches_from_mut(arguments)?;
+    let emptied = signing::emptied(&matches);
+    let cli = Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut definition))?;
+    Ok((cli, emptied))
 }
 
 /// `--help` and `--version` go to standard output; a mistake is one line on standard error, and with `--json` an
@@ -389,7 +403,7 @@ fn start(cli: Cli, output: Output) -> Result<ExitCode> {
     let command = cli.command;
     let done = runtime.block_on(async move {
         // Before any work begins.
-        let mut signals = signals();
+        let mut signals = signals::counted();
         let config = Config::load(cli.global.config.as_deref())?;
         let context = Context { global: cli.global, config, output, signals: signals.clone() };
         // One that runs on and on is told to stop by the first signal, and stopped by the second.
@@ -464,32 +478,4 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Version => version::run(context),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// SIGXFSZ on Linux.
-const FILE_SIZE_SIGNAL: i32 = 25;
-
-/// Counts the signals that ask this process to end, SIGTERM and Ctrl-C, from now on.
-fn signals() -> watch::Receiver<u32> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (sender, receiver) = watch::channel(0);
-    // A file that reaches the process's size limit is to be an error like a full disk, not the end.
-    let size_limit = signal(SignalKind::from_raw(FILE_SIZE_SIGNAL));
-    let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    tokio::spawn(async move {
-        let _size_limit = size_limit;
-        if let (Ok(mut terminate), Ok(mut interrupt)) = signals {
-            loop {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-                sender.send_modify(|count| *count += 1);
-            }
-        }
-        // Kept, so that whoever waits goes on waiting.
-        std::future::pending::<()>().await;
-        drop(sender);
-    });
-    receiver
 }

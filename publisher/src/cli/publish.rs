@@ -22,7 +22,7 @@ use weighbridge_snapshots::root::Absent;
 
 use super::bar::Bar;
 use super::output::{bytes, error_object, plain, short};
-use super::signing::SigningOptions;
+use super::signing::PublisherOptions;
 use super::{BudgetOptions, Context, SyncOption, manifest};
 use crate::config::read_text;
 use crate::error::{Exit, Failure, Result};
@@ -49,6 +49,9 @@ const TENSORS_SHOWN: usize = 20;
 ///
 /// With --manifest, the trainer's checkpoint manifest says what is not given on the command line, and each size and
 /// BLAKE3 of a file that it declares is checked before anything is published.
+///
+/// With --require-signed-by, what the channel points at has to be signed as demanded, since it decides whether the
+/// channel moves. A channel that is older than its signatures gets its first signed entry by `promote`.
 #[derive(Debug, Args)]
 pub(super) struct Publish {
     /// The checkpoint: a folder, or one file, here or in an object store: a path or a URL (s3://, gs://, az://,
@@ -83,7 +86,7 @@ pub(super) struct Publish {
     #[command(flatten)]
     sync: SyncOption,
     #[command(flatten)]
-    signing: SigningOptions,
+    signatures: PublisherOptions,
 }
 
 fn step(text: &str) -> std::result::Result<u64, String> {
@@ -128,7 +131,7 @@ impl Publish {
         let opened = opened.map_err(|error| Failure::internal("opening the checkpoint", error))?;
         opened.map_err(|error| failed(error.into()))?;
         let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
-        let root = self.signing.on(context, root)?;
+        let root = self.signatures.on(context, root)?;
         probe::ensure(&root).await?;
         let bar: Arc<dyn Progress> = Bar::new("publishing", context.output.is_json());
         let published = job::publish(&root, &request, budget, &bar).await;

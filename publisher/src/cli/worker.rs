@@ -13,7 +13,7 @@ use weighbridge_snapshots::root::{Absent, Root};
 
 use super::drop::SpoolOption;
 use super::shown::Shown;
-use super::signing::SigningOptions;
+use super::signing::PublisherOptions;
 use super::{BudgetOptions, Context, SyncOption, given};
 use crate::config::{DEFAULT_LISTEN, DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
 use crate::error::{Exit, Failure, Result};
@@ -105,7 +105,7 @@ struct WorkOptions {
     #[command(flatten)]
     sync: SyncOption,
     #[command(flatten)]
-    signing: SigningOptions,
+    signatures: PublisherOptions,
 }
 
 impl Worker {
@@ -208,7 +208,7 @@ impl WorkOptions {
 
     fn root(&self, context: &Context) -> Result<Root> {
         let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
-        self.signing.on(context, root)
+        self.signatures.on(context, root)
     }
 
     async fn steps(&self, context: &Context) -> Result<Steps> {

@@ -130,6 +130,7 @@ pub async fn publish(
     budget: Budget,
     progress: &Arc<dyn Progress>,
 ) -> Result<Published> {
+    promote::check(root, request).await?;
     let plan = planned(root, request, budget).await?;
     tracing::info!(
         model = %request.model,

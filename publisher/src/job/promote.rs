@@ -5,12 +5,13 @@ use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::job::Ended;
 use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::channel::{Appended, Channel, Move};
+use weighbridge_snapshots::error::StoreError;
 use weighbridge_snapshots::retain::claims::Claim;
 use weighbridge_snapshots::root::Root;
 
 use super::Request;
 use super::plan::Plan;
-use crate::error::Result;
+use crate::error::{Exit, Failure, Result};
 
 /// Whether a publish moves its channel wherever it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,11 +54,34 @@ pub async fn promote(
             (Decision::Superseded, Force::No) => Err(Ended::Superseded),
             (Decision::Held, Force::No) => Err(Ended::Held),
         })
-        .await?;
+        .await
+        .map_err(|error| unsigned(root, error))?;
     Ok(match appended {
         Appended::Stands(entry) => (Ended::Published, Some(entry)),
         Appended::Declined { why, latest } => (why, latest),
     })
+}
+
+/// Looks, before anything is read, at whether the entry that is to decide is signed as demanded.
+///
+/// # Errors
+/// As the store fails; an integrity failure where it is not.
+pub async fn check(root: &Root, request: &Request) -> Result<()> {
+    if root.trust().is_some() {
+        let channel = Channel::new(root, &request.model, &request.channel);
+        channel.latest().await.map_err(|error| unsigned(root, error))?;
+    }
+    Ok(())
+}
+
+fn unsigned(root: &Root, error: StoreError) -> Failure {
+    let mut failure = Failure::from(error);
+    if root.trust().is_some() && failure.exit == Exit::Integrity {
+        failure
+            .message
+            .push_str(". What a channel points at decides whether a publish moves it: then publish again");
+    }
+    failure
 }
 
 /// When the checkpoint was written: its manifest knows best.

@@ -119,12 +119,14 @@ async fn results(
     let mut read = VecDeque::new();
     for (number, range) in (0u64..).zip(&planned.parts) {
         if read.is_empty() {
-            let next = (number..parts).take(RESULTS).map(|part| job.part(part));
+            let next = (number..parts).take(RESULTS).map(|part| job.part(planned, part));
             read.extend(try_join_all(next).await?);
         }
         let wrong = |why: &str| StoreError::new(Class::Integrity, format!("part {number} of the job"), why);
         let result = read.pop_front().flatten().ok_or_else(|| wrong("its result is gone from the store"))?;
-        if result.fingerprint != planned.fingerprint || result.chunks.len() as u64 != range.count {
+        let fits = result.fingerprint == planned.fingerprint
+            && (range.first, range.count) == (pieces.len() as u64, result.chunks.len() as u64);
+        if !fits {
             return Err(wrong("its result is not what the plan asks for").into());
         }
         plan.checkpoint.source.adopt(&result.digests)?;

@@ -41,7 +41,7 @@ pub(super) async fn part(
     let planned = job.plan().await?.ok_or_else(|| Failure::internal("converting", "the plan is gone"))?;
     let range = usize::try_from(part).ok().and_then(|part| planned.parts.get(part)).copied();
     let range = range.ok_or_else(|| Failure::usage(format!("job {id} has no part {part}")))?;
-    if job.part(part).await?.is_none() {
+    if job.part(&planned, part).await?.is_none() {
         check_length(steps, part, range.bytes)?;
         let plan = plan_of(steps, record, policy, &planned).await?;
         let pieces = range_of(&plan, range.first, range.count)?;
@@ -60,8 +60,9 @@ pub(super) async fn part(
             digests: plan.checkpoint.source.partial_digests(),
             bytes_stored: converted.bytes.stored,
             bytes_reused: converted.bytes.reused,
+            signatures: Vec::new(),
         };
-        job.put_part(part, &result).await?;
+        job.put_part(&planned, part, &result).await?;
         steps.metrics.converted(range.bytes, converted.bytes);
     }
     let done = job.parts_done().await?;

@@ -16,6 +16,8 @@ use weighbridge_schemas::error::shorten;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::signature::{Signature, pre_authentication};
 
+use super::signer::Signers;
+
 /// What stands before the base64 of a public key, and before its id.
 const PREFIX: &str = "ed25519:";
 /// The bytes of a key's BLAKE3 that its id shows.
@@ -186,6 +188,17 @@ impl Trust {
             return Ok(Self(keys));
         }
         Err(KeyError::Count { found, what: "public keys to trust", most })
+    }
+
+    /// Trust in one's own keys, and in whom one trusts besides.
+    pub(crate) fn in_own(own: &Signers, others: Option<&Self>) -> Self {
+        Self(own.public().chain(others.into_iter().flat_map(|others| others.0.iter().copied())).collect())
+    }
+
+    /// Whether `key` is one of those that are trusted.
+    #[must_use]
+    pub fn holds(&self, key: &PublicKey) -> bool {
+        self.0.contains(key)
     }
 
     /// The trusted key that signed `body`, which is of `payload_type`, if one did. Every key is tried on every

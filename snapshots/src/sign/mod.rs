@@ -6,6 +6,7 @@
 //! | [`signer`] | private keys: read, made, and signed with |
 //! | [`snapshot`] | the envelopes beside a snapshot's manifest |
 //! | [`entry`](mod@entry) | the signatures inside a channel entry |
+//! | `part` | the signatures inside the result of a job's part |
 //! | [`audit`] | whether all that a store holds of a model is signed |
 //!
 //! A [`Root`](crate::root::Root) that has [`Signers`] signs what is written through it; one that has a [`Trust`]
@@ -15,6 +16,7 @@
 pub mod audit;
 pub mod entry;
 pub mod keys;
+pub(crate) mod part;
 pub mod signer;
 pub mod snapshot;
 
