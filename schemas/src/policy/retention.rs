@@ -18,7 +18,7 @@ pub struct Retention {
     /// Snapshots are kept whose step is a multiple of this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_each: Option<u64>,
-    /// So many different snapshots are kept of each channel, the newest first, so that it can be rolled back: 1 or more.
+    /// So many different snapshots of each channel are kept, the newest, so that it can be rolled back; 1 or more.
     #[serde(default = "ten")]
     pub keep_history: u32,
     /// For how many days the documents of jobs are kept that have ended.
