@@ -76,8 +76,9 @@ pub struct Signing {
     /// Files of private keys, all of which sign what is published and where channels go; default: nobody signs.
     /// Variable `WEIGHBRIDGE_SIGNING_KEYS`, with `:` between them.
     pub keys: Option<Vec<PathBuf>>,
-    /// Public keys, files or `ed25519:BASE64`, one of which must have signed what is fetched, verified, moved to, or
-    /// built upon by a publish (what its channel points at, and parts that others made); default: none is demanded. Variable `WEIGHBRIDGE_REQUIRE_SIGNED_BY`, with `,` between them.
+    /// Public keys, files or `ed25519:BASE64`, one of which must have signed what is fetched, verified, moved to,
+    /// or built upon by a publish (what its channel points at, and parts that others made); default: none is
+    /// demanded. Variable `WEIGHBRIDGE_REQUIRE_SIGNED_BY`, with `,` between them.
     pub require: Option<Vec<String>>,
 }
 

@@ -77,8 +77,7 @@ impl SigningOptions {
         if files.is_empty() {
             return Ok(None);
         }
-        let signers =
-            files.into_iter().map(|file| Signer::read(file)).collect::<std::result::Result<_, _>>()?;
+        let signers = files.into_iter().map(Signer::read).collect::<std::result::Result<_, _>>()?;
         Ok(Some(Signers::new(signers)?))
     }
 }
