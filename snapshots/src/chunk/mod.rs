@@ -71,8 +71,9 @@ impl Builder {
     }
 }
 
-/// Stores a chunk, unless it is there already; then what is there is compared, see [`Root::put_content`]. In a folder
-/// its bytes are on the disk when this returns; its name is before [`Root::put_if_absent`] puts anything.
+/// Stores a chunk, unless it is there already; then what is there is compared: byte by byte in a folder, by its size in
+/// a bucket. In a folder its bytes are on the disk when this returns; its name is before [`Root::put_if_absent`] puts
+/// anything.
 ///
 /// # Errors
 /// [`Class::Integrity`] where an object of that name and other content is there; else as the store fails.
