@@ -10,8 +10,9 @@ use crate::binary::{self, Store, ended};
 use crate::fixtures::{copy_folder, read_json, roots, sha256};
 use crate::tensors::tensors;
 
-/// Address space that a run may take, in KiB: `ulimit -v`. Thread stacks and arenas take a few hundred MiB of it.
-const ADDRESS_SPACE_KIB: u64 = 1_500_000;
+/// Address space that a run may take, in KiB: `ulimit -v`. The binary with its debug information, thread stacks and
+/// arenas take most of it; a hostile size that is believed would take far more.
+const ADDRESS_SPACE_KIB: u64 = 3_000_000;
 
 /// `publish` of a hostile checkpoint: at most 10 seconds, in bounded memory.
 fn publish(store: &Store, checkpoint: &Path, policy: &Path) -> binary::Run {
