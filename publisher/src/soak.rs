@@ -156,13 +156,7 @@ mod tests {
             channel: "canary".parse().unwrap(),
             operation: Operation { id: clock::operation_id(), who: "test".into(), when: clock::now() },
         };
-        struct Unwatched;
-        impl weighbridge_snapshots::fetch::Progress for Unwatched {
-            fn start(&self, _bytes: u64) {}
-            fn advance(&self, _bytes: u64) {}
-        }
-        let progress: std::sync::Arc<dyn weighbridge_snapshots::fetch::Progress> =
-            std::sync::Arc::new(Unwatched);
+        let progress: std::sync::Arc<dyn weighbridge_snapshots::fetch::Progress> = std::sync::Arc::new(());
         job::publish(root, &request, Budget { memory: 128 << 20, threads: 1 }, &progress).await.unwrap()
     }
 

@@ -306,6 +306,20 @@ const COMMANDS: &[&[&str]] = &[
     &["version"],
 ];
 
+/// Whoever adds a command adds it to the reference.
+#[test]
+fn every_command_is_in_the_reference() {
+    let mut found = vec![(Vec::new(), weighbridge::cli::definition())];
+    while let Some((path, command)) = found.pop() {
+        let path: Vec<String> = path;
+        assert!(COMMANDS.iter().any(|listed| path.iter().eq(listed.iter())), "{path:?} is missing");
+        for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+            let path = path.iter().cloned().chain([below.get_name().to_owned()]).collect();
+            found.push((path, below.clone()));
+        }
+    }
+}
+
 /// Every flag and word of `--help`, so that none changes unseen. `UPDATE_HELP=1` writes the file anew.
 #[test]
 fn the_command_line_is_what_the_reference_says() {
