@@ -18,6 +18,7 @@
 //! queue |
 //! | [`dead`] | dead letters: what cannot be published, and why |
 //! | [`report`] | the validation report: statistics and verdicts of the gates |
+//! | [`host`] | what a serving host wants, holds and serves |
 //! | [`retention`] | what is kept from gc, and what a run of gc is about to delete |
 //! | [`signature`] | signature envelopes, and the statement about a snapshot that they hold |
 //! | [`digests`] | what a reader of a part of a checkpoint knows of the digests that are declared of it |
@@ -34,6 +35,7 @@ pub mod digests;
 pub mod dtype;
 pub mod encoding;
 pub mod error;
+pub mod host;
 pub mod ids;
 pub mod job;
 mod json;

@@ -135,3 +135,11 @@ pub const DEAD_LETTER_BYTES: usize = 32 << 20;
 pub const WHY_BYTES: usize = 4096;
 /// Longest trace context of a checkpoint manifest, in bytes; W3C's first version has 55.
 pub const TRACEPARENT_BYTES: usize = 512;
+/// Longest name of a serving host, in bytes.
+pub const HOST_BYTES: usize = 256;
+/// Longest name of a folder that a serving host reports, in bytes.
+pub const HOST_FOLDER_BYTES: usize = 4096;
+/// Most versions that a serving host reports.
+pub const HOST_VERSIONS: usize = 64;
+/// Largest status of a serving host, in bytes.
+pub const HOST_STATUS_BYTES: usize = 32 << 10;

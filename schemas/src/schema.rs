@@ -7,6 +7,7 @@ use crate::channel::ChannelEntry;
 use crate::checkpoint::CheckpointManifest;
 use crate::dead::DeadLetter;
 use crate::digests::PartialDigests;
+use crate::host::HostStatus;
 use crate::job::{Decision, Event, JobPlan, JobRecord, Outcome, PartResult, Republish, Step};
 use crate::policy::PolicyFile;
 use crate::report::Report;
@@ -28,6 +29,7 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("event.v1.json", schema_for!(Event)),
         ("gc-ended.v1.json", schema_for!(GcEnded)),
         ("gc.v1.json", schema_for!(GcNote)),
+        ("host.v1.json", schema_for!(HostStatus)),
         ("job.v1.json", schema_for!(JobRecord)),
         ("outcome.v1.json", schema_for!(Outcome)),
         ("part.v1.json", schema_for!(PartResult)),
