@@ -9,6 +9,7 @@
 //! | [`http`] | answers those who watch a worker |
 //! | [`systemd`] | tells systemd how a worker is |
 //! | [`gates`] | validation rules, a file each |
+//! | [`api`] | what is asked over the network |
 //! | [`cli`] | the command line, a file a command |
 //! | [`policies`] | which policy a publish goes by |
 //! | [`process`] | which processes of this machine are there |
@@ -18,6 +19,7 @@
 //! | [`clock`] | the one door to time and randomness |
 //! | [`error`] | from every crate's errors to a kind, a class and an exit code |
 
+pub mod api;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -145,7 +145,7 @@ impl From<Refusal> for Status {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let error = json!({ "kind": self.kind, "class": self.class, "message": self.message });
+        let error = json!({ "kind": self.kind.as_str(), "class": self.class, "message": self.message });
         let mut response = (self.http_status(), Json(json!({ "error": error }))).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
