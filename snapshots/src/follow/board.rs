@@ -245,11 +245,11 @@ impl Trouble {
     }
 }
 
-/// What of a status is news when it changes: not times, nor how often something was tried.
+/// What of a status is news when it changes: not times, nor how often something was tried, nor how a failure was put.
 fn said(status: &HostStatus) -> impl PartialEq {
     let target = |target: &Option<Target>| target.as_ref().map(|target| (target.snapshot, target.sequence));
     let (wanted, serving) = (target(&status.wanted), target(&status.serving));
-    let error = status.last_error.as_ref().map(|error| (error.class.clone(), error.message.clone()));
+    let error = status.last_error.as_ref().map(|error| error.class.clone());
     (status.state, wanted, serving, status.held.clone(), error)
 }
 
