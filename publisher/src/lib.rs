@@ -6,8 +6,9 @@
 //! | [`steps`] | a queued publish: what a worker does with a message, a file a step |
 //! | [`worker`] | takes messages, and keeps them while they are worked on |
 //! | [`metrics`] | figures of what is done |
-//! | [`http`] | answers those who watch a worker |
-//! | [`systemd`] | tells systemd how a worker is |
+//! | [`host`] | what a host that follows a channel shows of itself |
+//! | [`http`] | answers those who watch a process |
+//! | [`systemd`] | tells systemd how a process is |
 //! | [`gates`] | validation rules, a file each |
 //! | [`api`] | what is asked over the network |
 //! | [`cli`] | the command line, a file a command |
@@ -25,6 +26,7 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod gates;
+pub mod host;
 pub mod http;
 pub mod job;
 pub mod metrics;

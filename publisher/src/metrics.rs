@@ -302,7 +302,7 @@ impl Collector for Seen {
 }
 
 /// Writes a gauge of as many series as there are `values`; nothing where there are none.
-fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
+pub(crate) fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue>(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
@@ -330,7 +330,7 @@ const fn class(priority: Priority) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
@@ -414,7 +414,7 @@ mod tests {
     }
 
     /// The type and the labels of every metric, by the name that is asked for.
-    fn exposed(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
+    pub(crate) fn exposed(text: &str) -> BTreeMap<String, (String, BTreeSet<String>)> {
         let mut exposed = BTreeMap::new();
         for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
             let (family, kind) = line.split_once(' ').unwrap();
@@ -438,7 +438,7 @@ mod tests {
     }
 
     /// The same, as the table in `docs/metrics.md` tells it.
-    fn documented() -> BTreeMap<String, (String, BTreeSet<String>)> {
+    pub(crate) fn documented() -> BTreeMap<String, (String, BTreeSet<String>)> {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
         let text = std::fs::read_to_string(path).unwrap();
         let rows = text.lines().filter(|line| line.starts_with("| `weighbridge_"));
@@ -453,6 +453,8 @@ mod tests {
 
     #[test]
     fn the_reference_tells_every_metric_with_its_type_and_labels() {
-        assert_eq!(documented(), exposed(&full().text()));
+        let mut documented = documented();
+        documented.retain(|name, _| !name.starts_with("weighbridge_host_"));
+        assert_eq!(documented, exposed(&full().text()));
     }
 }
