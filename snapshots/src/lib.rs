@@ -6,6 +6,7 @@
 //! | [`layout`] | the one file that spells object keys |
 //! | [`root`] | from a URL to a store |
 //! | [`bucket`] | a store in a bucket: S3, Google's, Azure's |
+//! | [`api`] | an API that answers in a store's place |
 //! | [`probe`] | a store tried out: whether it does what is relied on |
 //! | [`pace`] | how fast bytes may come in |
 //! | [`unfinished`] | what writes that came to no end left behind |
@@ -32,6 +33,7 @@
 //! Publishing never overwrites and never deletes. Nothing rests on rename or on read-modify-write in the store: only
 //! put, put-if-absent, get, list. A reader verifies every chunk and every manifest before a byte is used.
 
+pub mod api;
 pub mod bucket;
 pub mod catalog;
 pub mod channel;
