@@ -22,6 +22,7 @@
 //! | [`reference`](mod@reference) | `MODEL[@CHANNEL or @SNAPSHOT]`, and what it points at |
 //! | [`retain`] | what is kept, and the only place that deletes |
 //! | [`fetch`] | plan, download, materialise, swap |
+//! | [`reader`] | a fetched version, mapped: rows looked up, and the next version taken when it is there |
 //! | [`verify`] | the whole store, or one snapshot, read and checked |
 //! | [`sign`] | keys and signatures: of snapshots, and of channel entries |
 //! | `outside` | the door to the environment and the clock |
@@ -48,6 +49,7 @@ mod outside;
 pub mod pace;
 pub mod policies;
 pub mod probe;
+pub mod reader;
 pub mod reference;
 pub mod retain;
 pub mod root;
