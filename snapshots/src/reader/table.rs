@@ -1,7 +1,7 @@
 //! Rows, looked up and decoded.
 
 use weighbridge_schemas::dtype::Dtype;
-use weighbridge_schemas::encoding::{Encoding, Form};
+use weighbridge_schemas::encoding::Form;
 
 use super::error::LookupError;
 use super::tensor::Tensor;
@@ -105,9 +105,6 @@ impl<'v> Table<'v> {
             let (table, found) = (self.name(), decoded.len());
             return Err(LookupError::WrongBuffer { table, found, rows: rows.len(), width: self.width });
         }
-        if self.form.encoding == Encoding::Keep && !self.source.is_float() {
-            return Err(LookupError::NotFloats { table: self.name(), dtype: self.source });
-        }
         let mut pruned = 0;
         let mut left = decoded;
         for &row in rows {
@@ -115,8 +112,9 @@ impl<'v> Table<'v> {
             left = behind;
             match self.row(row)? {
                 Some(stored) => {
-                    // The row has its size, and holds floats: it decodes.
-                    self.form.decode_row(self.source, stored, room);
+                    if !self.form.decode_row(self.source, stored, room) {
+                        return Err(self.no_floats());
+                    }
                 }
                 None => {
                     room.fill(0.0);
@@ -145,6 +143,12 @@ impl<'v> Table<'v> {
     #[cold]
     fn out_of_range(&self, row: u64) -> LookupError {
         LookupError::RowOutOfRange { table: self.name(), row, rows: self.rows() }
+    }
+
+    /// A row of the right size that does not decode.
+    #[cold]
+    fn no_floats(&self) -> LookupError {
+        LookupError::NotFloats { table: self.name(), dtype: self.source }
     }
 
     fn name(&self) -> String {
