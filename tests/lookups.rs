@@ -27,7 +27,7 @@ impl Latencies {
     pub fn record(&mut self, time: Duration) {
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
         let power = nanoseconds.ilog2();
-        let within = (u128::from(nanoseconds) * u128::from(STEPS) >> power) as usize - STEPS as usize;
+        let within = ((u128::from(nanoseconds) * u128::from(STEPS)) >> power) as usize - STEPS as usize;
         self.buckets[power as usize * STEPS as usize + within] += 1;
         self.count += 1;
         self.longest = self.longest.max(time);

@@ -4,9 +4,9 @@
 //! cargo bench --workspace --bench rows [-- ROWS]
 //! ```
 //!
-//! Batches of 256 random rows of 64 elements are decoded on one thread, out of a table of a few rows, which stays in the
-//! processor's cache, and out of one of `ROWS` (a million unless given), which does not; the best of a few rounds is told,
-//! in nanoseconds a row. The version lies in the system's folder for temporary files, in the page cache.
+//! Batches of 256 random rows of 64 elements are decoded on one thread, out of a table of a few rows, which stays in
+//! the processor's cache, and out of one of `ROWS` (a million unless given), which does not; the best of a few rounds
+//! is told, in nanoseconds a row. The version lies in the system's folder for temporary files, in the page cache.
 
 use std::error::Error;
 use std::fs;
@@ -35,8 +35,9 @@ fn write(folder: &Path, encoding: Encoding, rows: u64) -> Result<Version> {
     let mut bytes: Vec<u8> = noise.iter().copied().cycle().take(size).collect();
     if matches!(encoding, Encoding::Int8Sbf32) {
         // Plain numbers for scale and bias: what is not finite may take other ways through the processor.
-        for row in bytes.chunks_exact_mut(WIDTH as usize + 8) {
-            row[WIDTH as usize..].copy_from_slice(&[0.01f32.to_le_bytes(), (-1.0f32).to_le_bytes()].concat());
+        let width = usize::try_from(WIDTH)?;
+        for row in bytes.chunks_exact_mut(width + 8) {
+            row[width..].copy_from_slice(&[0.01f32.to_le_bytes(), (-1.0f32).to_le_bytes()].concat());
         }
     }
     let chunks: Vec<_> = bytes
@@ -79,7 +80,7 @@ fn measure(version: &Version, rows: u64) -> Result<f64> {
     Ok(best.as_secs_f64() * 1e9 / ids.len() as f64)
 }
 
-#[expect(clippy::print_stdout, clippy::cast_precision_loss, reason = "it prints what it measured")]
+#[expect(clippy::print_stdout, reason = "it prints what it measured")]
 fn main() -> Result<()> {
     let rows = std::env::args().skip(1).find_map(|argument| argument.parse().ok()).unwrap_or(1_000_000);
     println!("{:18} {:>12} {:>12}", "ns a row", format!("{FEW} rows"), format!("{rows} rows"));

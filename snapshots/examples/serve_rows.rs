@@ -73,7 +73,8 @@ fn answer(serving: &Serving, mut stream: &TcpStream) -> std::io::Result<()> {
     let length = body.len();
     write!(
         stream,
-        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
     )
 }
 

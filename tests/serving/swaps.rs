@@ -50,9 +50,9 @@ fn read(serving: &Serving, house: &House, seed: u64) -> Lookups {
         let took = began.elapsed();
         let met = before % 2 == 1 || house.swaps.load(Ordering::SeqCst) != before;
         if met {
-            lookups.during_swaps.record(took)
+            lookups.during_swaps.record(took);
         } else {
-            lookups.at_rest.record(took)
+            lookups.at_rest.record(took);
         }
         std::thread::sleep(BETWEEN);
     }

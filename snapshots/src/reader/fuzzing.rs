@@ -20,8 +20,8 @@ const FILES_BYTES: u64 = 1 << 20;
 const WIDTH: usize = 1 << 16;
 
 /// Makes a version of `input` in `folder`, which exists and is empty, opens it, reads it, and empties the folder again.
-/// The input is the length of a manifest (4 bytes, little-endian), the manifest, and what its files are filled with, over
-/// and over.
+/// The input is the length of a manifest (4 bytes, little-endian), the manifest, and what its files are filled with,
+/// over and over.
 ///
 /// # Errors
 /// Where the folder cannot be written.

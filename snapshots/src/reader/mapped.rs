@@ -104,10 +104,9 @@ fn map_file(file: &File, length: usize, pages: Pages) -> io::Result<Mmap> {
     if pages == Pages::Present {
         options.populate();
     }
-    // SAFETY: the map is read-only, of a regular file that has (at least) this length now. Its bytes stay as they are:
-    // versions are never written in place, only renamed and deleted as a whole, and neither touches what is mapped.
-    // Whoever breaks that by hand is beyond what a program can guard against; the module's doc tells operators so.
     #[expect(unsafe_code, reason = "there is no other way to map a file")]
+    // SAFETY: the map is read-only, of a regular file that has this length now. Its bytes stay as they are: versions
+    // are only renamed and deleted as a whole, which touches no map. What breaks that is told in the module's doc.
     let map = unsafe { options.map(file)? };
     if pages == Pages::Ahead && length > 0 {
         map.advise(Advice::WillNeed)?;

@@ -30,8 +30,8 @@
 //! flip in between changes nothing.
 //!
 //! **One batch, one snapshot.** [`Serving::current`] gives a reference-counted version. Whoever holds it reads that
-//! version to the end, whatever `current` points at meanwhile. Nobody waits for a swap: the new version is opened beside
-//! the old one, and then a pointer is exchanged. Where opening fails, the old one serves on.
+//! version to the end, whatever `current` points at meanwhile. Nobody waits for a swap: the new version is opened
+//! beside the old one, and then a pointer is exchanged. Where opening fails, the old one serves on.
 //!
 //! **Going back is going on.** Whatever the link points at is served, an older step too: what a channel may do was
 //! decided by whoever flipped the link (`fetch` refuses a channel's log that was cut). A link that is gone is an error,
@@ -42,11 +42,11 @@
 //! the one that pays for it. [`Serving::retired`] tells how many still wait.
 //!
 //! **Mapped files must keep their bytes.** Versions are immutable: a fetch writes elsewhere and renames, and a damaged
-//! version is replaced as a whole, never in place, so that maps of the old files stay as they were, also after these have
-//! been deleted. A version that was replaced under its name (another folder, by device and number) is opened anew.
+//! version is replaced as a whole, never in place, so that maps of the old files stay as they were, also after these
+//! have been deleted. A version that was replaced under its name (another folder, by device and number) is opened anew.
 //! Against everything else no program can defend itself: whoever writes into a live version's file changes what is
 //! served, and whoever truncates it has the process killed by `SIGBUS` at its next look at what is gone. So let the
-//! server run as a user that may only read the folder, as the maps do: they are read-only, and their files are opened so.
+//! server run as a user that may only read the folder: maps are read-only, and the files are opened only to be read.
 
 mod element;
 mod error;

@@ -8,6 +8,12 @@ use super::tensor::Tensor;
 
 /// What stands in a pruned table's remapping for a row that was pruned.
 const PRUNED: i32 = -1;
+/// Rows of a batch that are on their way from memory while one is decoded.
+const AHEAD: usize = 8;
+/// A line of the processor's cache, in bytes.
+const LINE: usize = 64;
+/// Lines of a row that are called for; the processor itself sees to the rest of a long one.
+const LINES: usize = 5;
 
 /// A table of a version that is open. Rows are numbered as in the checkpoint's table, those of a pruned table too.
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +113,10 @@ impl<'v> Table<'v> {
         }
         let mut pruned = 0;
         let mut left = decoded;
-        for &row in rows {
+        for (at, &row) in rows.iter().enumerate() {
+            if let Some(&later) = rows.get(at + AHEAD) {
+                self.call_for(later);
+            }
             let (room, behind) = left.split_at_mut(self.width);
             left = behind;
             match self.row(row)? {
@@ -123,6 +132,13 @@ impl<'v> Table<'v> {
             }
         }
         Ok(pruned)
+    }
+
+    /// Bids the processor bring a row's bytes from memory, and waits for nothing. A row that is none is left alone.
+    #[inline]
+    fn call_for(&self, row: u64) {
+        let Ok(Some(bytes)) = self.row(row) else { return };
+        bytes.chunks(LINE).take(LINES).filter_map(<[u8]>::first).for_each(prefetch);
     }
 
     /// A row's number in the table as it is stored; `None` where it was pruned.
@@ -155,3 +171,19 @@ impl<'v> Table<'v> {
         self.tensor.described().name.to_string()
     }
 }
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn prefetch(byte: &u8) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    // SAFETY: the address is that of a byte; and what a prefetch does is seen by no program.
+    #[expect(unsafe_code, reason = "there is no safe way to say so")]
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(byte).cast());
+    }
+}
+
+/// Other processors are left to their own ways.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+fn prefetch(_: &u8) {}

@@ -37,8 +37,8 @@ impl Version {
     ///
     /// # Errors
     /// [`Class::NotFound`](crate::error::Class::NotFound) where there is none,
-    /// [`Class::Integrity`](crate::error::Class::Integrity) where it is not to the last bit what its name says, as far as
-    /// that is looked at; else as the folder fails.
+    /// [`Class::Integrity`](crate::error::Class::Integrity) where its manifest or its files are not what its name says;
+    /// else as the folder fails.
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
         Self::open_unless(Place::find(path)?, options, &AtomicBool::new(false))
     }
