@@ -25,6 +25,7 @@
 //! | [`fetch`] | plan, download, materialise, swap |
 //! | [`watch`] | a channel's newest entry, told soon after it was written |
 //! | [`follow`] | a host that serves what a channel points at, and goes with it |
+//! | [`reader`] | a fetched version, mapped: rows looked up, and the next version taken when it is there |
 //! | [`verify`] | the whole store, or one snapshot, read and checked |
 //! | [`sign`] | keys and signatures: of snapshots, and of channel entries |
 //! | `outside` | the door to the environment and the clock |
@@ -53,6 +54,7 @@ mod outside;
 pub mod pace;
 pub mod policies;
 pub mod probe;
+pub mod reader;
 pub mod reference;
 pub mod retain;
 pub mod root;
