@@ -60,10 +60,7 @@ impl Refusal {
     /// Too much at once, or too fast.
     #[must_use]
     pub fn over_limit(what: impl Into<String>, again: Duration) -> Self {
-        Self {
-            again: Some(again),
-            ..Self::new(Code::ResourceExhausted, Kind::Transient, "over_limit", what)
-        }
+        Self { again: Some(again), ..Self::new(Code::ResourceExhausted, Kind::Transient, "over_limit", what) }
     }
 
     /// The caller's own deadline has passed.

@@ -66,8 +66,8 @@ pub fn router(shared: &Arc<Shared>) -> crate::error::Result<Router> {
         .build_v1()
         .map_err(|error| crate::error::Failure::internal("the API's description", error))?;
     let (_, health) = tonic_health::server::health_reporter();
-    let snapshots = SnapshotsServer::new(snapshots::Service(Arc::clone(shared)))
-        .max_decoding_message_size(MESSAGE_BYTES);
+    let snapshots =
+        SnapshotsServer::new(snapshots::Service(Arc::clone(shared))).max_decoding_message_size(MESSAGE_BYTES);
     let rpc = Routes::new(snapshots).add_service(health).add_service(reflection).into_axum_router();
     Ok(rpc
         .merge(web::routes(Arc::clone(shared)).layer(DefaultBodyLimit::max(BODY_BYTES)))

@@ -131,8 +131,10 @@ pub struct LookUp {
 /// Where a name is none, or there are no rows or too many, or their form is not known.
 pub fn look_up(asked: LookUpRowsRequest) -> Result<LookUp, Refusal> {
     let reference = reference(&asked.model, &asked.at)?;
-    let tensor: TensorName =
-        asked.tensor.parse().map_err(|error| bad("tensor", format!("{}: {error}", shorten(&asked.tensor))))?;
+    let tensor: TensorName = asked
+        .tensor
+        .parse()
+        .map_err(|error| bad("tensor", format!("{}: {error}", shorten(&asked.tensor))))?;
     if asked.rows.is_empty() || asked.rows.len() > ROWS {
         return Err(bad("rows", format!("{} are not 1 to {ROWS}", asked.rows.len())));
     }

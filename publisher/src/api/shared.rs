@@ -71,7 +71,10 @@ pub fn allowed(extensions: &Extensions, roles: &[Role], model: &ModelName) -> Re
         return Ok(caller);
     }
     let roles: Vec<_> = roles.iter().map(|role| role.as_str()).collect();
-    Err(Refusal::forbidden(format!("the token may not: it takes role {} for model {model}", roles.join(" or "))))
+    Err(Refusal::forbidden(format!(
+        "the token may not: it takes role {} for model {model}",
+        roles.join(" or ")
+    )))
 }
 
 /// The connection that a request came over.

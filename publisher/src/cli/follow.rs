@@ -1,7 +1,7 @@
 //! `fetch --follow`: a folder that goes with a channel, until told to stop.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -227,7 +227,7 @@ impl Roots {
         &self,
         reference: &Reference,
         channel: &ChannelName,
-        into: &PathBuf,
+        into: &Path,
         output: Output,
     ) -> Result<()> {
         let root = match self.open(self.look) {
