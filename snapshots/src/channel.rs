@@ -6,6 +6,7 @@
 //! and may be absent, old or wrong; where it is ahead of the log, entries have gone, and that is said.
 
 use bytes::Bytes;
+use object_store::path::Path as Key;
 
 use weighbridge_schemas::channel::{ChannelEntry, ChannelSchema, Reason, entry_id};
 use weighbridge_schemas::error::DocumentError;
@@ -96,6 +97,11 @@ impl<'a> Channel<'a> {
     /// # Errors
     /// [`Class::Integrity`] where an entry is missing or cannot be read; else as the store fails.
     pub async fn latest(&self) -> Result<Option<ChannelEntry>> {
+        Ok(self.latest_stored().await?.map(|(entry, _)| entry))
+    }
+
+    /// As [`Self::latest`], with the entry's stored bytes.
+    pub(crate) async fn latest_stored(&self) -> Result<Option<(ChannelEntry, Bytes)>> {
         // The hint first: the entry that it names stood before it was left, and so is in the listing.
         let hint = self.hint().await;
         let (before, sequences) = self.newest(hint).await?;
@@ -113,7 +119,11 @@ impl<'a> Channel<'a> {
         if let Some(missing) = (before + 1..=highest).zip(&sequences).find(|(due, found)| due != *found) {
             return Err(self.missing(missing.0));
         }
-        if highest == 0 { Ok(None) } else { self.entry(highest).await.map(Some) }
+        if highest == 0 {
+            return Ok(None);
+        }
+        let stored = self.stored(highest).await?;
+        stored.map_or_else(|| Err(self.missing(highest)), |stored| Ok(Some(stored)))
     }
 
     /// The numbers of the newest entries, ascending, and the number behind which they were looked for.
@@ -146,7 +156,7 @@ impl<'a> Channel<'a> {
         let highest = self.sequences().await?.last().copied().unwrap_or(0).min(before.saturating_sub(1));
         let mut part = LogPart { entries: Vec::new(), rest: None };
         for sequence in (1..=highest).rev().take(most) {
-            let (entry, bytes) = self.read(sequence).await?;
+            let Some((entry, bytes)) = self.read(sequence).await? else { return Err(self.missing(sequence)) };
             match self.check(&entry, &bytes) {
                 Ok(()) => part.entries.push((entry, bytes)),
                 Err(error) => tracing::debug!(%error, "an entry of the log is left out"),
@@ -197,23 +207,34 @@ impl<'a> Channel<'a> {
     /// [`Class::Integrity`] where it is missing, is not what was written, or is not signed by whom the root trusts;
     /// else as the store fails.
     pub async fn entry(&self, sequence: u64) -> Result<ChannelEntry> {
-        let (entry, bytes) = self.read(sequence).await?;
-        self.check(&entry, &bytes)?;
-        Ok(entry)
+        let stored = self.stored(sequence).await?;
+        stored.map_or_else(|| Err(self.missing(sequence)), |(entry, _)| Ok(entry))
     }
 
-    /// The entry of this number with its stored bytes, whoever signed it.
-    async fn read(&self, sequence: u64) -> Result<(ChannelEntry, Bytes)> {
-        let key = layout::channel_entry(self.model, self.name, sequence);
-        let Some(bytes) = self.root.get(&key, limits::CHANNEL_ENTRY_BYTES).await? else {
-            return Err(self.missing(sequence));
-        };
+    /// As [`Self::entry`], with the entry's stored bytes; `None` where it is missing.
+    pub(crate) async fn stored(&self, sequence: u64) -> Result<Option<(ChannelEntry, Bytes)>> {
+        let read = self.read(sequence).await?;
+        if let Some((entry, bytes)) = &read {
+            self.check(entry, bytes)?;
+        }
+        Ok(read)
+    }
+
+    /// The entry of this number with its stored bytes, whoever signed it; `None` where it is missing.
+    async fn read(&self, sequence: u64) -> Result<Option<(ChannelEntry, Bytes)>> {
+        let key = self.key(sequence);
+        let Some(bytes) = self.root.get(&key, limits::CHANNEL_ENTRY_BYTES).await? else { return Ok(None) };
         let entry = ChannelEntry::parse(&bytes)
             .map_err(|error| StoreError::new(Class::Integrity, &key, error.to_string()))?;
         if entry.sequence == sequence {
-            return Ok((entry, bytes));
+            return Ok(Some((entry, bytes)));
         }
         Err(StoreError::new(Class::Integrity, key, format!("it says that it is number {}", entry.sequence)))
+    }
+
+    /// The key of the entry of this number.
+    pub(crate) fn key(&self, sequence: u64) -> Key {
+        layout::channel_entry(self.model, self.name, sequence)
     }
 
     fn check(&self, entry: &ChannelEntry, bytes: &[u8]) -> Result<()> {
@@ -222,8 +243,7 @@ impl<'a> Channel<'a> {
     }
 
     fn missing(&self, sequence: u64) -> StoreError {
-        let key = layout::channel_entry(self.model, self.name, sequence);
-        StoreError::new(Class::Integrity, key, "the entry is missing from the channel's log")
+        StoreError::new(Class::Integrity, self.key(sequence), "the entry is missing from the channel's log")
     }
 
     /// Appends what `decide` makes of the latest entry, until it stands or `decide` declines. Running the same
@@ -266,7 +286,7 @@ impl<'a> Channel<'a> {
                 when: operation.when,
                 signatures: Vec::new(),
             };
-            let key = layout::channel_entry(self.model, self.name, entry.sequence);
+            let key = self.key(entry.sequence);
             let refused = |error: DocumentError| StoreError::new(Class::Refused, &key, error.to_string());
             if let Some(signers) = self.root.signers() {
                 sign::sign_entry(signers, self.model, self.name, &mut entry).map_err(refused)?;
@@ -285,7 +305,7 @@ impl<'a> Channel<'a> {
 
     /// An entry that is relied on has to be on the disk; whoever wrote it may have been killed before it was.
     async fn secure(&self, entry: &ChannelEntry) -> Result<()> {
-        self.root.secure(&layout::channel_entry(self.model, self.name, entry.sequence)).await
+        self.root.secure(&self.key(entry.sequence)).await
     }
 
     /// The entry stands already: a hint that cannot be left costs the next reader a listing, nothing more.

@@ -22,6 +22,7 @@
 //! | [`reference`](mod@reference) | `MODEL[@CHANNEL or @SNAPSHOT]`, and what it points at |
 //! | [`retain`] | what is kept, and the only place that deletes |
 //! | [`fetch`] | plan, download, materialise, swap |
+//! | [`watch`] | a channel's newest entry, told soon after it was written |
 //! | [`verify`] | the whole store, or one snapshot, read and checked |
 //! | [`sign`] | keys and signatures: of snapshots, and of channel entries |
 //! | `outside` | the door to the environment and the clock |
@@ -54,3 +55,4 @@ pub mod root;
 pub mod sign;
 pub mod unfinished;
 pub mod verify;
+pub mod watch;

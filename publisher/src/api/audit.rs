@@ -1,0 +1,112 @@
+//! The audit log: who moved which channel, pinned what, or published again; done or refused. One JSON object a line,
+//! appended to a file where one is named, and logged in any case.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+
+use weighbridge_schemas::time::Timestamp;
+
+use crate::clock;
+use crate::error::{Failure, Result};
+
+/// Where what is done by way of the API is written down.
+#[derive(Debug, Default)]
+pub struct Audit {
+    file: Option<Mutex<File>>,
+}
+
+/// What somebody did, or was refused.
+#[derive(Debug, Clone, Serialize)]
+pub struct Deed<'a> {
+    /// The method, such as `promote`.
+    pub action: &'a str,
+    /// The token's name.
+    pub caller: &'a str,
+    /// Where the request came from.
+    pub from: SocketAddr,
+    /// The model, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<&'a str>,
+    /// The channel, job, snapshot or letter that it is about.
+    pub object: &'a str,
+    /// What the object was before: of a channel, its snapshot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<String>,
+    /// What it is now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<String>,
+    /// The caller's id of the request.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub request_id: &'a str,
+    /// `done`, or the class of the error.
+    pub outcome: &'a str,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    when: Timestamp,
+    #[serde(flatten)]
+    deed: &'a Deed<'a>,
+}
+
+impl Audit {
+    /// Appends to the file at `path`, made where it is absent.
+    ///
+    /// # Errors
+    /// Where it cannot be opened: exit code 2.
+    pub fn open(path: &Path) -> Result<Self> {
+        let opened = OpenOptions::new().create(true).append(true).open(path);
+        let file = opened.map_err(|error| Failure::usage(format!("{}: the audit log: {error}", path.display())))?;
+        Ok(Self { file: Some(Mutex::new(file)) })
+    }
+
+    /// Writes one deed down.
+    pub fn note(&self, deed: &Deed<'_>) {
+        // Names and numbers alone: nothing in it can fail.
+        let mut line = serde_json::to_string(&Line { when: clock::now(), deed }).unwrap_or_default();
+        tracing::info!(target: "weighbridge::audit", "{line}");
+        let Some(file) = &self.file else { return };
+        line.push('\n');
+        // One write: lines of processes that share the file are not mixed.
+        let written = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());
+        if let Err(error) = written {
+            tracing::error!(%error, line, "a line could not be written to the audit log");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deed_is_a_line_whatever_its_names_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.jsonl");
+        let deed = Deed {
+            action: "promote",
+            caller: "x\nforged",
+            from: "127.0.0.1:1".parse().unwrap(),
+            model: Some("dlrm"),
+            object: "dlrm@prod",
+            before: Some("a".into()),
+            after: None,
+            request_id: "",
+            outcome: "done",
+        };
+        for _ in 0..2 {
+            Audit::open(&path).unwrap().note(&deed);
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 2);
+        assert_eq!((&lines[0]["caller"], &lines[1]["before"]), (&"x\nforged".into(), &"a".into()));
+        assert!(lines[0].get("after").is_none() && lines[0]["when"].is_string());
+    }
+}

@@ -1,0 +1,52 @@
+//! Watching a channel: its newest entry, told soon after it was written.
+//!
+//! | room | holds |
+//! |---|---|
+//! | `store` | watching it in the store itself |
+//!
+//! A watch keeps no promise but that of telling the newest entry: of several that came at once the others are passed
+//! over. It never waits by itself for what fails: whoever watches is told, and calls again when it likes.
+
+mod store;
+
+use bytes::Bytes;
+
+use weighbridge_schemas::channel::ChannelEntry;
+
+use crate::error::Result;
+
+pub use store::StoreWatch;
+
+/// Where a channel is watched.
+#[derive(Debug)]
+pub enum Watch {
+    /// In the store.
+    Store(StoreWatch),
+}
+
+/// What is heard of a channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// Its newest entry, which was not told before.
+    Entry {
+        /// The entry, checked as whoever reads a channel does.
+        entry: ChannelEntry,
+        /// Its stored bytes: what its signatures are over.
+        bytes: Bytes,
+    },
+    /// There is nothing new; but the source answers.
+    Quiet,
+}
+
+impl Watch {
+    /// Waits until it is time to look, and tells what is seen. Where this is given up half way, nothing is lost: the
+    /// next call goes on.
+    ///
+    /// # Errors
+    /// Where the source does not answer, or what it says cannot be believed. The next call looks again.
+    pub async fn next(&mut self) -> Result<Told> {
+        match self {
+            Self::Store(store) => store.next().await,
+        }
+    }
+}
