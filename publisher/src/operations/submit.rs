@@ -1,11 +1,18 @@
 //! A checkpoint manifest is looked at, and handed over.
 
+use std::time::Duration;
+
+use tokio::time::timeout;
+
 use weighbridge_converter::source::Location;
 use weighbridge_queue::Queue;
 use weighbridge_schemas::checkpoint::CheckpointManifest;
-use weighbridge_schemas::error::shorten;
+use weighbridge_schemas::error::{Kind, shorten};
+use weighbridge_schemas::job::JobId;
+use weighbridge_snapshots::jobs::Job;
+use weighbridge_snapshots::root::Root;
 
-use crate::error::{Failure, Result};
+use crate::error::{Exit, Failure, Result};
 use crate::sources;
 use crate::steps::messages;
 
@@ -25,6 +32,33 @@ pub fn check(written: &[u8]) -> Result<CheckpointManifest> {
         ))),
         Location::Local(_) | Location::Remote(_) => Ok(manifest),
     }
+}
+
+/// How long the store is asked whether an id was used before: nobody waits for a store to hand a manifest over.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Refuses a manifest whose id another one of its model has, as far as the store tells: workers would find that later.
+///
+/// # Errors
+/// A conflict.
+pub async fn unused(root: &Root, manifest: &CheckpointManifest) -> Result<()> {
+    let id: JobId = manifest.id.parse()?;
+    let job = Job::new(root, &manifest.model, &id);
+    let known = match timeout(LOOK, job.record()).await {
+        Ok(Ok(Some(record))) => record.manifest,
+        Ok(Ok(None)) => return Ok(()),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "whether an id was used before is not known");
+            return Ok(());
+        }
+        Err(_) => return Ok(()),
+    };
+    if known == *manifest {
+        return Ok(());
+    }
+    let model = &manifest.model;
+    let message = format!("the id {id} was used before, for another manifest of model {model}; give it its own");
+    Err(Failure { kind: Kind::Conflict, class: "id_used", message, exit: Exit::Failed })
 }
 
 /// Puts a manifest on the queue, as it was written.

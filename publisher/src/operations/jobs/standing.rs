@@ -24,7 +24,7 @@ pub enum State {
 }
 
 /// How far a job has got, and what is wrong with it.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     /// How far it has got.
     pub state: State,
@@ -42,12 +42,24 @@ impl Standing {
     /// # Errors
     /// As the store fails.
     pub async fn of(job: &Job<'_>) -> Result<Self> {
+        Self::again(job, &mut None).await
+    }
+
+    /// As [`Self::of`]; `planned` is how many parts the job has, once that is known. A plan may be large, and never
+    /// changes: whoever looks again and again need not read it each time.
+    ///
+    /// # Errors
+    /// As the store fails.
+    pub async fn again(job: &Job<'_>, planned: &mut Option<u64>) -> Result<Self> {
         if let Some(outcome) = job.outcome().await? {
             return Ok(Self::ended(outcome));
         }
         let last = job.events(1).await?.pop();
-        let parts = match job.plan().await? {
-            Some(plan) => Some((job.parts_done().await?.len() as u64, plan.parts.len() as u64)),
+        if planned.is_none() {
+            *planned = job.plan().await?.map(|plan| plan.parts.len() as u64);
+        }
+        let parts = match *planned {
+            Some(all) => Some((job.parts_done().await?.len() as u64, all)),
             None => None,
         };
         let decision = job.decision().await?;
