@@ -109,6 +109,20 @@ pub struct Fetch {
     pub bandwidth: Option<String>,
     /// Chunks that come out of a bucket at once; default: 16.
     pub streams: Option<usize>,
+    /// The command that is run after each swap of a host that follows a channel; default: none.
+    pub exec: Option<String>,
+    /// The command that is run before each swap; default: none.
+    pub exec_before: Option<String>,
+    /// How long these may take, in seconds; default: 60.
+    pub exec_seconds: Option<u64>,
+    /// Versions that stay in a followed folder; default: 2.
+    pub keep: Option<usize>,
+    /// How often a store is asked for a followed channel's next entry, such as `2s` (the default).
+    pub interval: Option<String>,
+    /// The address where a follower's health and metrics are served; default: none.
+    pub listen: Option<SocketAddr>,
+    /// What a host that follows is called; default: the machine's name.
+    pub host_name: Option<String>,
 }
 
 /// Where checkpoints come from that are dropped on the queue.
@@ -280,6 +294,15 @@ impl Fetch {
         if let Some(streams) = self.streams {
             check_threads(streams).map_err(|why| Failure::usage(format!("fetch.streams: {why}")))?;
         }
+        if let Some(seconds) = self.exec_seconds {
+            check_seconds(seconds).map_err(|why| Failure::usage(format!("fetch.exec_seconds: {why}")))?;
+        }
+        if let Some(keep) = self.keep {
+            check_keep(keep).map_err(|why| Failure::usage(format!("fetch.keep: {why}")))?;
+        }
+        if let Some(text) = &self.interval {
+            check_interval(text).map_err(|why| Failure::usage(format!("fetch.interval: {why}")))?;
+        }
         Ok(())
     }
 }
@@ -295,6 +318,42 @@ pub fn check_bandwidth(text: &str) -> std::result::Result<u64, String> {
         return Ok(bandwidth);
     }
     Err(format!("{bandwidth} bytes a second are too few; at least 8KiB"))
+}
+
+/// Checks how long a command may take, in seconds.
+///
+/// # Errors
+/// A message for people.
+pub fn check_seconds(seconds: u64) -> std::result::Result<u64, String> {
+    if (1..=86_400).contains(&seconds) { Ok(seconds) } else { Err(format!("{seconds} is not 1 to 86400")) }
+}
+
+/// Checks how many versions stay in a folder.
+///
+/// # Errors
+/// A message for people.
+pub fn check_keep(keep: usize) -> std::result::Result<usize, String> {
+    let most = limits::HOST_VERSIONS;
+    if (1..=most).contains(&keep) { Ok(keep) } else { Err(format!("{keep} is not 1 to {most}")) }
+}
+
+/// Reads how often something is done: a number with `ms`, `s` or `m` behind it.
+///
+/// # Errors
+/// A message for people.
+pub fn check_interval(text: &str) -> std::result::Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = match text.get(digits.len()..).unwrap_or_default().trim() {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        _ => 0,
+    };
+    let time = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).unwrap_or(0);
+    if (100..=3_600_000).contains(&time) {
+        return Ok(Duration::from_millis(time));
+    }
+    Err(format!("{text:?} is no time from 100ms to 60m; write it like 2s"))
 }
 
 /// Reads the size of a part, in bytes.
@@ -378,6 +437,16 @@ mod tests {
     }
 
     #[test]
+    fn intervals() {
+        for (text, milliseconds) in [("2s", 2000), ("500 ms", 500), ("60m", 3_600_000)] {
+            assert_eq!(check_interval(text), Ok(Duration::from_millis(milliseconds)));
+        }
+        for text in ["", "2", "s", "99ms", "61m", "-1s", "1h", "99999999999999999999s"] {
+            assert!(check_interval(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn unknown_fields_and_bad_values_are_refused_with_their_line() {
         assert_eq!(Config::parse("store = 'x'\nthreads = 2").unwrap().threads, Some(2));
         assert_eq!(Config::parse("no_sync = true").unwrap().no_sync, Some(true));
@@ -423,6 +492,10 @@ mod tests {
             "bucket.secret_access_key = 'hidden'",
             "fetch.bandwidth = '1KiB'",
             "fetch.streams = 0",
+            "fetch.exec_seconds = 0",
+            "fetch.keep = 0",
+            "fetch.interval = '2'",
+            "fetch.listen = 'x'",
         ] {
             let error = Config::parse(text).unwrap_err();
             assert!(!error.message.contains("hidden"), "{error}");

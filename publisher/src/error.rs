@@ -117,7 +117,9 @@ impl From<StoreError> for Failure {
         let exit = match error.class() {
             StoreClass::NotFound => Exit::NotFound,
             StoreClass::Integrity => Exit::Integrity,
-            StoreClass::DiskFull | StoreClass::Conflict | StoreClass::Refused => Exit::Failed,
+            StoreClass::DiskFull | StoreClass::Conflict | StoreClass::Refused | StoreClass::Hook => {
+                Exit::Failed
+            }
             StoreClass::ReadOnly | StoreClass::Unreachable | StoreClass::AccessDenied | StoreClass::Unfit => {
                 Exit::Unreachable
             }

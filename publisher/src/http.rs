@@ -1,4 +1,4 @@
-//! What a worker answers to those who watch it: `/live`, `/ready`, `/metrics`, over HTTP/1.1, one request a connection.
+//! What a process answers to those who watch it: `/live`, `/ready`, `/metrics`, over HTTP/1.1, one request a connection.
 //!
 //! Everything is bounded: connections at once, the size and the time of a request, the time of an answer. Whoever asks
 //! slowly, or for ever, costs a few kilobytes.
@@ -37,11 +37,46 @@ const CONNECTION: Duration = Duration::from_secs(20);
 /// How long to wait when no connection can be accepted, as when there are too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What answers are made of.
+/// A process that is watched.
+pub trait Watched: Send + Sync {
+    /// Whether it turns; if not, why, in one line.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn alive(&self) -> std::result::Result<(), String>;
+
+    /// Whether it does what it is there for; if not, why, in one line.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn ready(&self) -> std::result::Result<(), String>;
+
+    /// Its figures, in the form of OpenMetrics.
+    fn figures(&self) -> String;
+}
+
+/// A worker that is watched.
 #[derive(Debug, Clone)]
-struct Shown {
-    health: Arc<Health>,
-    metrics: Arc<Metrics>,
+pub struct Working {
+    /// How it is.
+    pub health: Arc<Health>,
+    /// What it does.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Watched for Working {
+    fn alive(&self) -> std::result::Result<(), String> {
+        self.health.alive()
+    }
+
+    fn ready(&self) -> std::result::Result<(), String> {
+        self.health.ready()
+    }
+
+    fn figures(&self) -> String {
+        self.metrics.set_ready(self.health.ready().is_ok());
+        self.metrics.text()
+    }
 }
 
 /// A port that is listened on.
@@ -71,8 +106,8 @@ impl Port {
     }
 
     /// Answers, for as long as this runs.
-    pub async fn answer(self, health: Arc<Health>, metrics: Arc<Metrics>) {
-        let service = TowerToHyperService::new(router(Shown { health, metrics }));
+    pub async fn answer(self, watched: Arc<dyn Watched>) {
+        let service = TowerToHyperService::new(router(watched));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(HEADERS)
@@ -120,26 +155,25 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
     }
 }
 
-fn router(shown: Shown) -> Router {
+fn router(watched: Arc<dyn Watched>) -> Router {
     // Every other path is answered by 404, every other method by 405.
     Router::new()
         .route("/live", get(live))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(shown)
+        .with_state(watched)
 }
 
-async fn live(State(shown): State<Shown>) -> Response {
-    plain("alive", shown.health.alive())
+async fn live(State(watched): State<Arc<dyn Watched>>) -> Response {
+    plain("alive", watched.alive())
 }
 
-async fn ready(State(shown): State<Shown>) -> Response {
-    plain("ready", shown.health.ready())
+async fn ready(State(watched): State<Arc<dyn Watched>>) -> Response {
+    plain("ready", watched.ready())
 }
 
-async fn metrics(State(shown): State<Shown>) -> Response {
-    shown.metrics.set_ready(shown.health.ready().is_ok());
-    ([(header::CONTENT_TYPE, MEDIA_TYPE)], shown.metrics.text()).into_response()
+async fn metrics(State(watched): State<Arc<dyn Watched>>) -> Response {
+    ([(header::CONTENT_TYPE, MEDIA_TYPE)], watched.figures()).into_response()
 }
 
 /// 200 and `well`, or 503 and why not: one line.
@@ -177,7 +211,9 @@ mod tests {
             let port = Port::take("127.0.0.1:0".parse().unwrap()).await.unwrap();
             let address = port.address();
             tokio::select! {
-                () = port.answer(health, Arc::default()) => unreachable!("it answers for ever"),
+                () = port.answer(Arc::new(Working { health, metrics: Arc::default() })) => {
+                    unreachable!("it answers for ever")
+                }
                 done = tokio::task::spawn_blocking(move || work(address)) => done.unwrap(),
             }
         })

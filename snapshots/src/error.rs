@@ -29,6 +29,8 @@ pub enum Class {
     BadLocation,
     /// The request contradicts what the store holds.
     Refused,
+    /// A command that a serving host runs around a swap failed.
+    Hook,
 }
 
 impl Class {
@@ -46,6 +48,7 @@ impl Class {
             Self::Conflict => "conflict",
             Self::BadLocation => "bad_location",
             Self::Refused => "refused",
+            Self::Hook => "hook_failed",
         }
     }
 }
@@ -84,7 +87,7 @@ impl StoreError {
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self.class {
-            Class::DiskFull | Class::Unreachable => Kind::Transient,
+            Class::DiskFull | Class::Unreachable | Class::Hook => Kind::Transient,
             Class::Conflict => Kind::Conflict,
             Class::NotFound
             | Class::Integrity

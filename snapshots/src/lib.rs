@@ -23,6 +23,7 @@
 //! | [`retain`] | what is kept, and the only place that deletes |
 //! | [`fetch`] | plan, download, materialise, swap |
 //! | [`watch`] | a channel's newest entry, told soon after it was written |
+//! | [`follow`] | a host that serves what a channel points at, and goes with it |
 //! | [`verify`] | the whole store, or one snapshot, read and checked |
 //! | [`sign`] | keys and signatures: of snapshots, and of channel entries |
 //! | `outside` | the door to the environment and the clock |
@@ -40,6 +41,7 @@ mod disk;
 pub mod error;
 pub mod fetch;
 pub mod files;
+pub mod follow;
 pub mod jobs;
 pub mod layout;
 mod left;

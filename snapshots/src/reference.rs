@@ -186,10 +186,21 @@ async fn by_bare_prefix(text: &str, root: &Root) -> Result<Option<(ModelName, Sn
 /// What channel `name` points at now; `None` where it has no entries.
 pub(crate) async fn follow(root: &Root, model: &ModelName, name: &ChannelName) -> Result<Option<Located>> {
     let Some(entry) = Channel::new(root, model, name).latest().await? else { return Ok(None) };
-    let manifest = Some(Arc::new(check_there(root, model, name, &entry).await?));
-    let snapshot = entry.snapshot;
-    let followed = Some(Followed { channel: name.clone(), entry });
-    Ok(Some(Located { model: model.clone(), snapshot, followed, manifest }))
+    let (snapshot, followed) = (entry.snapshot, Followed { channel: name.clone(), entry });
+    let manifest = Some(pointed_at(root, model, &followed).await?);
+    Ok(Some(Located { model: model.clone(), snapshot, followed: Some(followed), manifest }))
+}
+
+/// The manifest of the snapshot that an entry of channel `name` points at.
+///
+/// # Errors
+/// [`Class::Integrity`] where it is not there, or is not what the entry says; else as the store fails.
+pub(crate) async fn pointed_at(
+    root: &Root,
+    model: &ModelName,
+    followed: &Followed,
+) -> Result<Arc<SnapshotManifest>> {
+    check_there(root, model, &followed.channel, &followed.entry).await.map(Arc::new)
 }
 
 /// A channel's snapshot is in the store and is what the entry says: else something was deleted or altered.

@@ -74,10 +74,7 @@ impl Refusal {
     /// Too much at once, or too fast.
     #[must_use]
     pub fn over_limit(what: impl Into<String>, again: Duration) -> Self {
-        Self {
-            again: Some(again),
-            ..Self::new(Code::ResourceExhausted, Kind::Transient, "over_limit", what)
-        }
+        Self { again: Some(again), ..Self::new(Code::ResourceExhausted, Kind::Transient, "over_limit", what) }
     }
 
     /// The caller's own deadline has passed.
@@ -162,7 +159,7 @@ impl From<Refusal> for Status {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let error = json!({ "kind": self.kind, "class": self.class, "message": self.message });
+        let error = json!({ "kind": self.kind.as_str(), "class": self.class, "message": self.message });
         let mut response = (self.http_status(), Json(json!({ "error": error }))).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));

@@ -64,7 +64,8 @@ impl Audit {
     /// Where it cannot be opened: exit code 2.
     pub fn open(path: &Path) -> Result<Self> {
         let opened = OpenOptions::new().create(true).append(true).open(path);
-        let file = opened.map_err(|error| Failure::usage(format!("{}: the audit log: {error}", path.display())))?;
+        let file =
+            opened.map_err(|error| Failure::usage(format!("{}: the audit log: {error}", path.display())))?;
         Ok(Self { file: Some(Mutex::new(file)) })
     }
 

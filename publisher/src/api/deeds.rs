@@ -123,9 +123,9 @@ impl Deeds {
         asked: Asked,
         doing: impl Future<Output = Result<Done<T>, Refusal>> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            Refusal::over_limit(format!("{AT_ONCE} changes are being made already"), AGAIN)
-        });
+        let place = Arc::clone(&self.places)
+            .try_acquire_owned()
+            .map_err(|_| Refusal::over_limit(format!("{AT_ONCE} changes are being made already"), AGAIN));
         let place = match place {
             Ok(place) => place,
             Err(refusal) => return Err(self.refused(&asker, &asked, refusal)),

@@ -227,7 +227,8 @@ fn text(path: &Path) -> Result<String> {
 
 fn entries(text: &str) -> Result<Vec<Entry>> {
     let file: File = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+        let line =
+            error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
         Failure::usage(format!("line {line}: {}", error.message()))
     })?;
     if file.token.len() > MOST_TOKENS {

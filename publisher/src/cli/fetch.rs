@@ -9,14 +9,16 @@ use serde_json::json;
 use weighbridge_snapshots::fetch::{self, Folder, Limits};
 use weighbridge_snapshots::pace::Pace;
 use weighbridge_snapshots::reference::{Located, Reference};
-use weighbridge_snapshots::root::Absent;
+use weighbridge_snapshots::root::{Absent, Root};
 
 use super::bar::Bar;
+use super::follow::{FollowOptions, Task};
 use super::output::bytes;
 use super::signing::TrustOptions;
 use super::{BudgetOptions, Context, SyncOption, default_channel, given};
 use crate::config::{check_bandwidth, check_threads};
 use crate::error::{Failure, Result};
+use crate::job::Budget;
 
 /// Chunks that come from a bucket at once, where memory allows.
 const STREAMS: usize = 16;
@@ -30,7 +32,14 @@ pub(super) const PROCESS_MEMORY: u64 = 96 << 20;
 /// in DIR/versions holds are copied from there. DIR/.seen.json keeps the newest entry that was seen of each channel:
 /// one that goes back behind it is refused (exit code 7). With --require-signed-by, nothing is fetched unless the
 /// channel's entry and the snapshot are signed.
+///
+/// With --follow, DIR goes with the channel until this is told to stop: SIGTERM or Ctrl-C, exit code 0. Commands get
+/// WEIGHBRIDGE_PHASE (before, after or restore), _MODEL, _CHANNEL, _SNAPSHOT, _PREVIOUS (the snapshot before, or nothing),
+/// _RUN, _STEP, _SEQUENCE (the entry's number), _VERSION (the folder) and _CURRENT (the link) in their environment. With
+/// --json every change is one line: a weighbridge.host/v1 document, as DIR/status.json is.
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  weighbridge fetch dlrm --into /srv/dlrm\n  \
+                  weighbridge fetch dlrm@prod --into /srv/dlrm --follow --exec 'systemctl try-reload-or-restart server'")]
 pub(super) struct Fetch {
     /// MODEL, MODEL@CHANNEL or MODEL@SNAPSHOT; without @, channel prod.
     #[arg(value_name = "MODEL[@CHANNEL|@SNAPSHOT]")]
@@ -53,10 +62,20 @@ pub(super) struct Fetch {
     sync: SyncOption,
     #[command(flatten)]
     trust: TrustOptions,
+    #[command(flatten)]
+    follow: FollowOptions,
 }
 
 impl Fetch {
+    /// Whether it runs until it is told to stop.
+    pub(super) fn follows(&self) -> bool {
+        self.follow.follows()
+    }
+
     pub(super) async fn run(self, context: &Context) -> Result<()> {
+        if self.follows() {
+            return self.go_on(context).await;
+        }
         let started = Instant::now();
         let budget = context.budget(&self.budget)?;
         let (pace, streams) = self.bounds(context)?;
@@ -64,9 +83,7 @@ impl Fetch {
         let located = Reference::locate(&self.reference, &root, &default_channel()).await?;
         let Located { model, snapshot: id, .. } = located.clone();
         let folder = Folder::open(&self.into, context.durability(&self.sync)?)?;
-        // Threads bound what is read from a disk, not what comes over a network.
-        let most = if root.is_bucket() { streams } else { budget.threads.saturating_mul(2) };
-        let limits = Limits::new(&root, budget.memory.saturating_sub(PROCESS_MEMORY), most, pace);
+        let limits = limits(&root, &budget, streams, pace);
         let bar = Bar::new("fetching", context.output.is_json());
         let fetched = fetch::fetch(&root, located, &folder, self.forget_sequence, &limits, &*bar).await;
         drop(bar);
@@ -99,6 +116,21 @@ impl Fetch {
         Ok(())
     }
 
+    /// Follows the channel.
+    async fn go_on(self, context: &Context) -> Result<()> {
+        let budget = context.budget(&self.budget)?;
+        let (pace, streams) = self.bounds(context)?;
+        let task = Task {
+            durability: context.durability(&self.sync)?,
+            trust: self.trust.trust(context)?,
+            forget: self.forget_sequence,
+            limits: Box::new(move |root| limits(root, &budget, streams, pace.clone())),
+            reference: self.reference,
+            into: self.into,
+        };
+        self.follow.run(context, task).await
+    }
+
     /// How fast bytes may come, and how many chunks at once.
     fn bounds(&self, context: &Context) -> Result<(Pace, usize)> {
         let configured = &context.config.fetch;
@@ -110,4 +142,11 @@ impl Fetch {
         let streams = check_threads(self.streams.or(configured.streams).unwrap_or(STREAMS));
         Ok((pace, streams.map_err(|why| Failure::usage(format!("--streams: {why}")))?))
     }
+}
+
+/// How much a fetch out of `root` may use.
+fn limits(root: &Root, budget: &Budget, streams: usize, pace: Pace) -> Limits {
+    // Threads bound what is read from a disk, not what comes over a network.
+    let most = if root.is_bucket() { streams } else { budget.threads.saturating_mul(2) };
+    Limits::new(root, budget.memory.saturating_sub(PROCESS_MEMORY), most, pace)
 }

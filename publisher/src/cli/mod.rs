@@ -11,6 +11,7 @@ mod config;
 mod dead;
 mod drop;
 mod fetch;
+mod follow;
 mod gc;
 mod inspect;
 mod jobs;
@@ -92,7 +93,7 @@ pub struct Global {
     /// The configuration file [default: weighbridge.toml, where there is one].
     #[arg(long, global = true, env = "WEIGHBRIDGE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// One JSON document on standard output, and nothing else there.
+    /// One JSON document on standard output, and nothing else there; with `fetch --follow` one a line.
     #[arg(long, global = true)]
     json: bool,
     /// What is logged to standard error: error, warn, info, debug, or a filter such as weighbridge=debug.
@@ -165,6 +166,7 @@ impl Command {
         match self {
             Self::Worker(_) | Self::Serve(_) => true,
             Self::Spool(spool) => spool.follows(),
+            Self::Fetch(fetch) => fetch.follows(),
             _ => false,
         }
     }
@@ -186,9 +188,13 @@ impl Context {
     }
 
     fn root_with(&self, absent: Absent, durability: Durability) -> Result<Root> {
+        Ok(Root::open_as(self.location(), absent, durability, &self.config.bucket.options())?)
+    }
+
+    /// Where the store is.
+    fn location(&self) -> &str {
         let named = given(self.global.store.as_ref()).or(self.config.store.as_deref());
-        let named = named.unwrap_or(DEFAULT_STORE);
-        Ok(Root::open_as(named, absent, durability, &self.config.bucket.options())?)
+        named.unwrap_or(DEFAULT_STORE)
     }
 
     /// Whether logs are JSON.

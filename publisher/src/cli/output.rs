@@ -4,10 +4,12 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use weighbridge_schemas::job::Why;
 
+pub(super) use crate::clock::between;
 use crate::error::Failure;
 
 /// Where a command's results go, and in which form.
@@ -28,6 +30,13 @@ impl Output {
     /// The one JSON document.
     pub(super) fn document(self, document: &Value) {
         print(&format!("{document:#}\n"));
+    }
+
+    /// One of many JSON documents, a line each.
+    pub(super) fn line(self, document: &impl Serialize) {
+        if let Ok(line) = serde_json::to_string(document) {
+            print(&format!("{line}\n"));
+        }
     }
 
     /// A listing: the document, or text for people.

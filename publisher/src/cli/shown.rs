@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Context;
 use crate::error::Result;
-use crate::http::Port;
+use crate::http::{Port, Watched, Working};
 use crate::steps::Steps;
 use crate::systemd;
 use crate::worker::{Health, Stop, watcher};
@@ -32,21 +32,27 @@ impl Shown {
         Ok(Self { port: Some(port) })
     }
 
-    /// Shows how the process is, for as long as it runs.
+    /// Shows how a worker is, for as long as it runs.
     pub(super) fn start(self, steps: &Arc<Steps>, health: &Arc<Health>, stop: &Stop) {
         if self.port.is_some() || systemd::listens() {
             tokio::spawn(watcher::run(Arc::clone(steps), Arc::clone(health)));
         }
-        if let Some(port) = self.port {
-            tokio::spawn(port.answer(Arc::clone(health), Arc::clone(steps.metrics())));
-        }
-        if systemd::listens() {
-            tokio::spawn(systemd::tell(Arc::clone(health)));
-        }
+        let metrics = Arc::clone(steps.metrics());
+        self.show(Arc::new(Working { health: Arc::clone(health), metrics }));
         let (health, mut stop) = (Arc::clone(health), stop.clone());
         tokio::spawn(async move {
             stop.wait().await;
             health.stops();
         });
+    }
+
+    /// Shows how the process is, for as long as it runs.
+    pub(super) fn show(self, watched: Arc<dyn Watched>) {
+        if let Some(port) = self.port {
+            tokio::spawn(port.answer(Arc::clone(&watched)));
+        }
+        if systemd::listens() {
+            tokio::spawn(systemd::tell(watched));
+        }
     }
 }

@@ -85,15 +85,19 @@ impl SigningOptions {
 impl TrustOptions {
     /// `root`, which refuses what is not signed where somebody's signature is demanded.
     pub(super) fn on(&self, context: &Context, root: Root) -> Result<Root> {
+        Ok(trusting(root, self.trust(context)?))
+    }
+
+    /// Whose signature is demanded; `None` where nobody's is.
+    pub(super) fn trust(&self, context: &Context) -> Result<Option<Trust>> {
         let given = self.given()?;
         let configured = context.config.signing.require.iter().flatten();
-        let named: Vec<_> = if given.is_empty() { configured.collect() } else { given.iter().collect() };
-        trusting(root, named)
+        trust(if given.is_empty() { configured.collect() } else { given.iter().collect() })
     }
 
     /// As [`Self::on`], but the configuration is not looked at.
     pub(super) fn given_on(&self, root: Root) -> Result<Root> {
-        trusting(root, self.given()?.iter().collect())
+        Ok(trusting(root, trust(self.given()?.iter().collect())?))
     }
 
     fn given(&self) -> Result<&[String]> {
@@ -101,13 +105,20 @@ impl TrustOptions {
     }
 }
 
-fn trusting(root: Root, named: Vec<&String>) -> Result<Root> {
+fn trusting(root: Root, trust: Option<Trust>) -> Root {
+    match trust {
+        Some(trust) => root.trusting(trust),
+        None => root,
+    }
+}
+
+fn trust(named: Vec<&String>) -> Result<Option<Trust>> {
     if named.is_empty() {
-        return Ok(root);
+        return Ok(None);
     }
     let keys = named.into_iter().map(|text| PublicKey::named(text));
     let keys = keys.collect::<std::result::Result<Vec<_>, KeyError>>()?;
-    Ok(root.trusting(Trust::new(keys)?))
+    Ok(Some(Trust::new(keys)?))
 }
 
 /// The keys of an option or its variable. A variable that is set to nothing counts as not set; a nameless key among

@@ -34,6 +34,14 @@ pub struct Roots {
     pub appending: Root,
 }
 
+impl Roots {
+    /// From a root that may demand signatures.
+    #[must_use]
+    pub fn of(root: &Root) -> Self {
+        Self { demanding: root.clone(), appending: root.clone().trusting_nobody() }
+    }
+}
+
 /// What came of an operation on a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moved {

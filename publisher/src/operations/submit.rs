@@ -57,7 +57,8 @@ pub async fn unused(root: &Root, manifest: &CheckpointManifest) -> Result<()> {
         return Ok(());
     }
     let model = &manifest.model;
-    let message = format!("the id {id} was used before, for another manifest of model {model}; give it its own");
+    let message =
+        format!("the id {id} was used before, for another manifest of model {model}; give it its own");
     Err(Failure { kind: Kind::Conflict, class: "id_used", message, exit: Exit::Failed })
 }
 

@@ -283,6 +283,22 @@ impl Bucket {
         Ok(())
     }
 
+    /// The bytes from `from` on under `key`, at most `most` of them, and the size of the whole.
+    pub(crate) async fn get_range(&self, key: &Key, from: u64, most: usize) -> Result<Option<(Bytes, u64)>> {
+        let range = GetRange::Bounded(from..from.saturating_add(most as u64));
+        let get = || async {
+            let options = GetOptions { range: Some(range.clone()), ..GetOptions::default() };
+            let found = self.client.store.get_opts(key, options).await?;
+            let size = found.meta.size;
+            Ok((found.bytes().await?, size))
+        };
+        match self.answered(limit(most), get).await {
+            Ok(found) => Ok(Some(found)),
+            Err(Failure::Absent(_)) => Ok(None),
+            Err(failure) => Err(self.told(key, failure)),
+        }
+    }
+
     /// What is known of the object under `key`; `None` where nothing is there.
     pub(crate) async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>> {
         match self.answered(SILENCE, || self.client.store.head(key)).await {

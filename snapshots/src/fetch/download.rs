@@ -2,7 +2,8 @@
 //! each read, hashed and written in one pass.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use futures::{StreamExt, TryStreamExt};
 
 use weighbridge_schemas::names::ModelName;
 
+use super::folder::Lock;
 use super::held::{self, Held};
 use super::plan::Piece;
 use super::{Limits, Progress};
@@ -26,7 +28,7 @@ pub(super) async fn download(
     model: &ModelName,
     staging: &Path,
     (pieces, held): (Vec<Piece>, Held),
-    durability: Durability,
+    writing: &Writing,
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<u64> {
@@ -34,9 +36,9 @@ pub(super) async fn download(
     let held = &Arc::new(held);
     let fetches = futures::stream::iter(pieces).map(|piece| async move {
         let mut read = 0;
-        if !take_over(held, &piece, durability).await? {
+        if !take_over(held, &piece, writing).await? {
             let _memory = limits.memory_for(piece.chunk.size).await;
-            fetch(root, model, &piece, durability, limits).await?;
+            fetch(root, model, &piece, writing, limits).await?;
             read = piece.chunk.size;
         }
         progress.advance(piece.chunk.size);
@@ -45,15 +47,25 @@ pub(super) async fn download(
     fetches.buffer_unordered(limits.chunks.max(1)).try_fold(0, async |sum, read| Ok(sum + read)).await
 }
 
+/// How pieces are written.
+#[derive(Debug, Clone)]
+pub(super) struct Writing {
+    /// Whether the disk is bidden to start.
+    pub(super) durability: Durability,
+    /// Kept for as long as anything is written.
+    #[expect(dead_code, reason = "it is let go when it is dropped")]
+    pub(super) lock: Lock,
+}
+
 /// Copies a piece out of another version, and tells whether that went well.
-async fn take_over(held: &Arc<Held>, piece: &Piece, durability: Durability) -> Result<bool> {
+async fn take_over(held: &Arc<Held>, piece: &Piece, writing: &Writing) -> Result<bool> {
     if !held.contains_key(&piece.chunk.id) {
         return Ok(false);
     }
-    let (held, piece) = (Arc::clone(held), piece.clone());
+    let (held, piece, writing) = (Arc::clone(held), piece.clone(), writing.clone());
     apart("copying", move || {
         let Some(place) = held.get(&piece.chunk.id) else { return Ok(false) };
-        let mut write = writer(&piece, durability)?;
+        let mut write = writer(&piece, &writing)?;
         let mut failed = None;
         let copied = held::copy(place, &piece, |offset, bytes| {
             write(offset, bytes).inspect_err(|error| failed = Some(error.clone()))
@@ -72,22 +84,27 @@ async fn take_over(held: &Arc<Held>, piece: &Piece, durability: Durability) -> R
 }
 
 /// What writes a piece's bytes to their place.
-fn writer(
-    piece: &Piece,
-    durability: Durability,
-) -> Result<impl FnMut(u64, &[u8]) -> Result<()> + Send + use<>> {
+fn writer(piece: &Piece, writing: &Writing) -> Result<impl FnMut(u64, &[u8]) -> Result<()> + Send + use<>> {
     let path = piece.file.clone();
-    let opened = open_regular(&path, File::options().write(true));
-    let file = opened.map_err(|error| StoreError::io(path.display(), &error))?;
-    let at = piece.offset;
+    let opened = open_own(&path).map_err(|error| StoreError::io(path.display(), &error));
+    let (file, at, writing) = (opened?, piece.offset, writing.clone());
     Ok(move |offset: u64, bytes: &[u8]| {
         let offset = at + offset;
         file.write_all_at(bytes, offset).map_err(|error| StoreError::io(path.display(), &error))?;
-        if durability == Durability::Synced {
+        if writing.durability == Durability::Synced {
             disk::start_writing(&file, offset, bytes.len());
         }
         Ok(())
     })
+}
+
+/// Opens a file to write into it. One that another version holds too is never written.
+fn open_own(path: &Path) -> io::Result<File> {
+    let file = open_regular(path, File::options().write(true))?;
+    match file.metadata()?.nlink() {
+        0 | 1 => Ok(file),
+        _ => Err(io::Error::other("it is another version's file too")),
+    }
 }
 
 /// A chunk that comes out wrong is read once more: it may have been the way, not the store.
@@ -95,13 +112,13 @@ async fn fetch(
     root: &Root,
     model: &ModelName,
     piece: &Piece,
-    durability: Durability,
+    writing: &Writing,
     limits: &Limits,
 ) -> Result<()> {
-    match copy(root, model, piece, durability, limits).await {
+    match copy(root, model, piece, writing, limits).await {
         Err(error) if error.class() == Class::Integrity => {
             tracing::info!(%error, "reading a chunk once more");
-            copy(root, model, piece, durability, limits).await
+            copy(root, model, piece, writing, limits).await
         }
         copied => copied,
     }
@@ -111,8 +128,8 @@ async fn copy(
     root: &Root,
     model: &ModelName,
     piece: &Piece,
-    durability: Durability,
+    writing: &Writing,
     limits: &Limits,
 ) -> Result<()> {
-    chunk::read(root, model, piece.chunk, &limits.pace, writer(piece, durability)?).await
+    chunk::read(root, model, piece.chunk, &limits.pace, writer(piece, writing)?).await
 }

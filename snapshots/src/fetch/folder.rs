@@ -3,10 +3,11 @@
 //! Whatever else lies in it (left-overs, files of other programs, links, pipes) is neither followed nor waited for.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with, statvfs};
@@ -20,6 +21,8 @@ use crate::error::{Class, Result, StoreError};
 
 /// Room that a fetch leaves free beyond its own bytes: folders, the manifest, the file system's own needs.
 const SPARE_BYTES: u64 = 256 << 10;
+/// The bits of a file's mode that let somebody write to it.
+const WRITABLE: u32 = 0o222;
 /// How often a fetch looks whether the folder's lock is free.
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -29,6 +32,11 @@ pub struct Folder {
     path: PathBuf,
     durability: Durability,
 }
+
+/// That whoever has it works alone in a folder. What is done on other threads has a clone of it: so the folder is not
+/// free before that has come to its end too, whoever waits for it.
+#[derive(Debug, Clone)]
+pub(crate) struct Lock(#[expect(dead_code, reason = "it is let go when it is closed")] Arc<File>);
 
 impl Folder {
     /// The folder at `path`, made if absent; and whether what is fetched into it is synced to disk.
@@ -53,15 +61,15 @@ impl Folder {
         Ok(folder)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn durability(&self) -> Durability {
+    pub(crate) fn durability(&self) -> Durability {
         self.durability
     }
 
-    pub(super) fn versions(&self) -> PathBuf {
+    pub(crate) fn versions(&self) -> PathBuf {
         self.path.join("versions")
     }
 
@@ -82,8 +90,13 @@ impl Folder {
     }
 
     /// Waits until no other fetch works here.
-    pub(super) async fn lock(&self) -> Result<File> {
-        let path = self.path.join(".lock");
+    pub(crate) async fn lock(&self) -> Result<Lock> {
+        self.lock_named(".lock", "another fetch into this folder").await
+    }
+
+    /// Waits until nobody else has the lock `name` of this folder, which `who` may have now.
+    pub(crate) async fn lock_named(&self, name: &str, who: &str) -> Result<Lock> {
+        let path = self.path.join(name);
         let mut options = File::options();
         options.create(true).truncate(false).write(true);
         let file = open_regular(&path, &mut options).map_err(|error| {
@@ -104,12 +117,12 @@ impl Folder {
                 return Err(StoreError::new(Class::Refused, path.display(), why));
             }
             if !waiting {
-                tracing::info!(folder = %self.path.display(), "waiting for another fetch into this folder");
+                tracing::info!(folder = %self.path.display(), "waiting for {who}");
                 waiting = true;
             }
             tokio::time::sleep(LOCK_INTERVAL).await;
         }
-        Ok(file)
+        Ok(Lock(Arc::new(file)))
     }
 
     /// The folder in which `id` is put together. Left-overs of other snapshots' fetches are removed: the lock is ours.
@@ -185,7 +198,7 @@ impl Folder {
     }
 
     /// Points `current` at a version, atomically.
-    pub(super) fn flip(&self, id: &SnapshotId) -> Result<()> {
+    pub(crate) fn flip(&self, id: &SnapshotId) -> Result<()> {
         let current = self.current();
         let target = Path::new("versions").join(id.to_string());
         let flip = || {
@@ -204,7 +217,41 @@ impl Folder {
         Ok(())
     }
 
-    fn sync(&self, paths: &[PathBuf]) -> io::Result<()> {
+    /// Removes `current`: nothing is served.
+    pub(crate) fn unlink_current(&self) -> Result<()> {
+        let current = self.current();
+        let removed = remove(&current).and_then(|()| self.sync(std::slice::from_ref(&self.path)));
+        removed.map_err(|error| StoreError::io(current.display(), &error))
+    }
+
+    /// What `current` points at, where that is one of the versions.
+    pub(crate) fn points_at(&self) -> Option<SnapshotId> {
+        let target = fs::read_link(self.current()).ok()?;
+        let id = target.file_name()?.to_str()?.parse().ok()?;
+        (target.parent() == Some(Path::new("versions")) && self.version(&id).is_dir()).then_some(id)
+    }
+
+    /// Puts a small file in the place of the one of this name, in one step.
+    pub(crate) fn replace(&self, name: &str, bytes: &[u8], durability: Durability) -> io::Result<()> {
+        let (path, next) = (self.path.join(name), self.path.join(format!("{name}.next")));
+        remove(&next)?;
+        let mut file = File::create_new(&next)?;
+        file.write_all(bytes)?;
+        if durability == Durability::Synced {
+            file.sync_data()?;
+        }
+        // A folder in its place makes way; anything else is replaced in one step.
+        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+            remove(&path)?;
+        }
+        fs::rename(&next, &path)?;
+        match durability {
+            Durability::Synced => disk::sync_all(std::slice::from_ref(&self.path)),
+            Durability::Unsynced => Ok(()),
+        }
+    }
+
+    pub(crate) fn sync(&self, paths: &[PathBuf]) -> io::Result<()> {
         match self.durability {
             Durability::Synced => disk::sync_all(paths),
             Durability::Unsynced => Ok(()),
@@ -251,7 +298,7 @@ fn keep_only(folder: &Path, wanted: &Wanted<'_>, prefix: &str, kept: &mut Kept) 
         let name = entry.file_name().to_str().map(|name| format!("{prefix}{name}"));
         match name {
             Some(name) if wanted.files.contains(name.as_str()) => {
-                open_regular(&path, File::options().read(true))?;
+                protect(&open_regular(&path, File::options().read(true))?)?;
                 kept.files.push(path);
             }
             Some(name) if wanted.folders.contains(name.as_str()) && entry.file_type()?.is_dir() => {
@@ -261,6 +308,17 @@ fn keep_only(folder: &Path, wanted: &Wanted<'_>, prefix: &str, kept: &mut Kept) 
         }
     }
     kept.folders.push(folder.to_path_buf());
+    Ok(())
+}
+
+/// Lets nobody write to a file: other versions may share its bytes. A file system without modes is no obstacle.
+fn protect(file: &File) -> io::Result<()> {
+    let mode = file.metadata()?.mode();
+    if mode & WRITABLE != 0
+        && let Err(error) = file.set_permissions(Permissions::from_mode(mode & !WRITABLE))
+    {
+        tracing::debug!(%error, "a fetched file stays writable");
+    }
     Ok(())
 }
 
@@ -288,7 +346,7 @@ fn swap_in(staging: &Path, version: &Path) -> io::Result<()> {
 }
 
 /// Makes a folder; whatever else is there by that name makes way.
-pub(super) fn make_folder(path: &Path) -> io::Result<()> {
+pub(crate) fn make_folder(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
         return Ok(());
     }
@@ -297,7 +355,7 @@ pub(super) fn make_folder(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a file, a link or a folder; that nothing is there is right too.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),

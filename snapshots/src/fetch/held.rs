@@ -1,4 +1,4 @@
-//! Chunks that other versions in the folder hold: they are copied from there, and the store is not asked.
+//! What other versions in the folder hold: chunks are copied from there, and the store is not asked.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
 use weighbridge_schemas::limits;
-use weighbridge_schemas::snapshot::{MANIFEST_FILE, SnapshotManifest};
+use weighbridge_schemas::snapshot::{MANIFEST_FILE, SnapshotFile, SnapshotManifest};
 
+use super::folder::folders_of;
 use super::plan::{Piece, pieces};
 use crate::chunk;
 use crate::disk::open_regular;
@@ -17,39 +18,64 @@ use crate::error::{Result, StoreError};
 /// Where chunks lie in other versions.
 pub(super) type Held = BTreeMap<ChunkId, (PathBuf, u64)>;
 
-/// Where other versions than `id` say that they hold chunks of `missing`. A version that cannot be read is passed over.
-pub(super) fn find(versions: &Path, id: &SnapshotId, missing: &[Piece]) -> Held {
-    let mut held = Held::new();
-    let mut wanted: BTreeMap<ChunkId, u64> =
-        missing.iter().map(|piece| (piece.chunk.id, piece.chunk.size)).collect();
-    let own = id.to_string();
-    let others = fs::read_dir(versions).into_iter().flatten().filter_map(|entry| {
-        let name = entry.ok()?.file_name().into_string().ok()?;
-        (name != own && name.parse::<SnapshotId>().is_ok()).then_some(name)
-    });
-    for other in others {
-        if wanted.is_empty() {
-            break;
-        }
-        let version = versions.join(&other);
-        let manifest = match manifest(&version) {
-            Ok(manifest) => manifest,
-            Err(error) => {
-                tracing::debug!(version = other, %error, "nothing is taken from it");
-                continue;
+/// What other versions say that they hold. They are believed in nothing: what is taken from them is checked.
+#[derive(Debug)]
+pub(super) struct Others(Vec<(PathBuf, SnapshotManifest)>);
+
+impl Others {
+    /// The versions beside `id` that can be read.
+    pub(super) fn than(id: &SnapshotId, versions: &Path) -> Self {
+        let own = id.to_string();
+        let others = fs::read_dir(versions).into_iter().flatten().filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            if name == own || name.parse::<SnapshotId>().is_err() {
+                return None;
             }
-        };
-        for piece in pieces(&version, &manifest) {
-            if wanted.get(&piece.chunk.id) == Some(&piece.chunk.size) {
-                wanted.remove(&piece.chunk.id);
-                held.insert(piece.chunk.id, (piece.file, piece.offset));
+            let version = versions.join(&name);
+            match manifest(&version) {
+                Ok(manifest) => Some((version, manifest)),
+                Err(error) => {
+                    tracing::debug!(version = name, %error, "nothing is taken from it");
+                    None
+                }
             }
-        }
+        });
+        Self(others.collect())
     }
-    held
+
+    /// Where chunks of `missing` lie.
+    pub(super) fn chunks(&self, missing: &[Piece]) -> Held {
+        let mut held = Held::new();
+        let mut wanted: BTreeMap<ChunkId, u64> =
+            missing.iter().map(|piece| (piece.chunk.id, piece.chunk.size)).collect();
+        for (version, manifest) in &self.0 {
+            if wanted.is_empty() {
+                break;
+            }
+            for piece in pieces(version, manifest) {
+                if wanted.get(&piece.chunk.id) == Some(&piece.chunk.size) {
+                    wanted.remove(&piece.chunk.id);
+                    held.insert(piece.chunk.id, (piece.file, piece.offset));
+                }
+            }
+        }
+        held
+    }
+
+    /// Where a file with these very chunks lies.
+    pub(super) fn file(&self, wanted: &SnapshotFile) -> Option<PathBuf> {
+        let is_wanted = |file: &&SnapshotFile| !file.chunks.is_empty() && file.chunks == wanted.chunks;
+        self.0.iter().find_map(|(version, manifest)| {
+            let file = manifest.files.iter().find(is_wanted)?;
+            // A folder on the way that is a link leads elsewhere.
+            let is_inside =
+                |folder: &str| fs::symlink_metadata(version.join(folder)).is_ok_and(|folder| folder.is_dir());
+            folders_of(&file.name).all(is_inside).then(|| version.join(&file.name))
+        })
+    }
 }
 
-/// What a version says of itself. It is believed in nothing: its chunks are checked as they are copied.
+/// What a version says of itself.
 fn manifest(version: &Path) -> io::Result<SnapshotManifest> {
     let other = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     let found = fs::symlink_metadata(version)?;

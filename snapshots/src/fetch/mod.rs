@@ -8,8 +8,9 @@
 //! DIR/.seen.json              the newest entry that was seen of each channel
 //! ```
 //!
-//! A chunk that another version in the folder holds is copied from there. A channel that goes back behind what was
-//! seen of it is refused.
+//! A file that another version in the folder holds is taken over, and a chunk that one holds is copied from there. So
+//! two versions may have a file in common: none is ever written to. A channel that goes back behind what was seen of it
+//! is refused.
 //!
 //! Order: every chunk is verified as it is written, every file is synced, the staging folder is renamed to its version,
 //! and only then `current` flips. A chunk that is not right ends the fetch, and what lies in the staging folder is
@@ -20,6 +21,7 @@ mod folder;
 mod held;
 mod plan;
 mod seen;
+mod shared;
 
 use std::sync::Arc;
 
@@ -35,8 +37,11 @@ use crate::pace::Pace;
 use crate::reference::{Located, follow};
 use crate::root::{self, Root};
 
+use download::Writing;
 pub use folder::Folder;
-use seen::Seen;
+pub(crate) use folder::{Lock, make_folder, remove};
+use held::Others;
+pub(crate) use seen::Seen;
 
 /// What a fetch did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,18 +120,24 @@ pub async fn fetch(
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Fetched> {
-    let _lock = folder.lock().await?;
+    let lock = folder.lock().await?;
     let (mut located, seen) = checked(root, located, folder, forget).await?;
     let id = located.snapshot;
     let found = match located.manifest.take() {
         Some(found) => found,
         None => Arc::new(manifest::get(root, &located.model, &id).await?),
     };
-    let fetched = bring(root, &id, found, folder, limits, progress).await?;
+    let fetched = bring(root, &id, found, (folder, &lock), limits, progress).await;
+    if fetched.as_ref().is_err_and(|error| error.class() == Class::Integrity) {
+        // Nobody can finish this fetch; a later one starts from nothing.
+        folder.clear_staging();
+    }
+    let fetched = fetched?;
+    apart(&id, (folder, &lock), Folder::flip).await?;
     if let Some(followed) = located.followed {
         let model = located.model;
-        apart(&id, folder, move |folder, _| seen.note(folder.path(), &model, &followed, folder.durability()))
-            .await?;
+        let note = move |folder: &Folder, _: &SnapshotId| seen.note(folder, &model, &followed);
+        apart(&id, (folder, &lock), note).await?;
     }
     Ok(fetched)
 }
@@ -134,7 +145,7 @@ pub async fn fetch(
 /// What is to be fetched now that nobody else works in the folder; and what was seen before.
 async fn checked(root: &Root, located: Located, folder: &Folder, forget: bool) -> Result<(Located, Seen)> {
     let Some(followed) = &located.followed else { return Ok((located, Seen::default())) };
-    let seen = Seen::read(folder.path());
+    let seen = Seen::read(folder);
     if forget {
         return Ok((located, seen.unwrap_or_default()));
     }
@@ -152,12 +163,12 @@ async fn checked(root: &Root, located: Located, folder: &Folder, forget: bool) -
     }
 }
 
-/// Brings the snapshot into the folder, whose lock is held.
-async fn bring(
+/// Brings the snapshot into the folder, whose lock is held, so that it is a version there. `current` stays as it is.
+pub(crate) async fn bring(
     root: &Root,
     id: &SnapshotId,
     manifest: Arc<SnapshotManifest>,
-    folder: &Folder,
+    (folder, lock): (&Folder, &Lock),
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Fetched> {
@@ -165,49 +176,43 @@ async fn bring(
     progress.start(bytes);
     let mut fetched = Fetched { snapshot: *id, bytes, bytes_read: 0, bytes_reused: bytes };
     if plan::is_complete(folder, id, &manifest, limits, progress).await? {
-        apart(id, folder, move |folder, id| {
-            folder.secure(id, &manifest)?;
-            folder.flip(id)
-        })
-        .await?;
+        apart(id, (folder, lock), move |folder, id| folder.secure(id, &manifest)).await?;
         return Ok(fetched);
     }
     let staging = folder.stage(id)?;
     let missing = plan::missing(&staging, &manifest, limits, progress).await?;
+    let others = apart(id, (folder, lock), |folder, id| Ok(Others::than(id, &folder.versions()))).await?;
+    let missing = shared::take_over((&staging, lock), &manifest, missing, &others, limits, progress).await?;
     folder.check_room(missing.iter().map(|piece| piece.chunk.size).sum())?;
-    let missing = apart(id, folder, move |folder, id| {
-        let held = held::find(&folder.versions(), id, &missing);
-        Ok((missing, held))
-    })
-    .await?;
+    plan::make_files(&staging, &manifest)?;
     let model = &manifest.model;
+    let held = others.chunks(&missing);
+    let writing = Writing { durability: folder.durability(), lock: lock.clone() };
     let downloaded =
-        download::download(root, model, &staging, missing, folder.durability(), limits, progress).await;
-    if downloaded.as_ref().is_err_and(|error| error.class() == Class::Integrity) {
-        if root.size(&layout::snapshot(model, id)).await?.is_none() {
-            folder.clear_staging();
-            let why = "gc deleted it while it was fetched; fetch what the channel points at now";
-            return Err(StoreError::new(Class::NotFound, id, why));
-        }
-        // Nobody can finish this fetch; a later one starts from nothing.
+        download::download(root, model, &staging, (missing, held), &writing, limits, progress).await;
+    if downloaded.as_ref().is_err_and(|error| error.class() == Class::Integrity)
+        && root.size(&layout::snapshot(model, id)).await?.is_none()
+    {
         folder.clear_staging();
+        let why = "gc deleted it while it was fetched; fetch what the channel points at now";
+        return Err(StoreError::new(Class::NotFound, id, why));
     }
     fetched.bytes_read = downloaded?;
     fetched.bytes_reused = bytes - fetched.bytes_read;
-    apart(id, folder, move |folder, id| {
-        folder.materialise(&staging, id, &manifest)?;
-        folder.flip(id)
-    })
-    .await?;
+    apart(id, (folder, lock), move |folder, id| folder.materialise(&staging, id, &manifest)).await?;
     Ok(fetched)
 }
 
 /// Off the I/O threads: syncing takes as long as the disk does.
-async fn apart<T: Send + 'static>(
+pub(crate) async fn apart<T: Send + 'static>(
     id: &SnapshotId,
-    folder: &Folder,
+    (folder, lock): (&Folder, &Lock),
     work: impl FnOnce(&Folder, &SnapshotId) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let (folder, id) = (folder.clone(), *id);
-    root::apart("fetching", move || work(&folder, &id)).await
+    let (folder, lock, id) = (folder.clone(), lock.clone(), *id);
+    root::apart("fetching", move || {
+        let _lock = lock;
+        work(&folder, &id)
+    })
+    .await
 }

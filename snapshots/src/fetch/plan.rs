@@ -1,8 +1,8 @@
 //! Which chunks a fetch still needs: what a folder holds already is hashed, and used where it is right.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use futures::{StreamExt, TryStreamExt};
@@ -56,7 +56,8 @@ fn has_its_place(version: &Path, file: &SnapshotFile) -> bool {
         && found(&file.name).is_ok_and(|found| found.is_file() && found.len() == file.size)
 }
 
-/// The pieces that the staging folder does not hold yet. Its files have their full sizes afterwards.
+/// The pieces that the staging folder does not hold yet. None of them lies in a file that shares its bytes with another
+/// version's: such a file is whole, or removed.
 pub(super) async fn missing(
     staging: &Path,
     manifest: &SnapshotManifest,
@@ -68,19 +69,56 @@ pub(super) async fn missing(
         let path = staging.join(folder);
         make_folder(&path).map_err(|error| StoreError::io(path.display(), &error))?;
     }
-    let missing = missing_in(staging, manifest, limits, progress).await?;
+    let mut missing = missing_in(staging, manifest, limits, progress).await?;
     for file in &manifest.files {
         let path = staging.join(&file.name);
-        let size = || {
-            if !std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_file()) {
-                remove(&path)?;
+        let is_whole = missing.iter().all(|piece| piece.file != path);
+        let removed = remove_shared(&path, file.size, is_whole);
+        if removed.map_err(|error| StoreError::io(path.display(), &error))? {
+            missing.retain(|piece| piece.file != path);
+            missing.extend(pieces_of(staging, file));
+        }
+    }
+    Ok(missing)
+}
+
+/// Removes a file that another version holds too, unless it is what it has to be; whether it did.
+fn remove_shared(path: &Path, size: u64, is_whole: bool) -> io::Result<bool> {
+    let found = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        found => found?,
+    };
+    let is_wrong = found.is_file() && found.nlink() > 1 && !(is_whole && found.len() == size);
+    if is_wrong {
+        remove(path)?;
+    }
+    Ok(is_wrong)
+}
+
+/// Gives the files of the staging folder their sizes; one that lacks a piece can be written then. What is no file makes
+/// way.
+pub(super) fn make_files(staging: &Path, manifest: &SnapshotManifest) -> Result<()> {
+    for file in &manifest.files {
+        let path = staging.join(&file.name);
+        let make = || {
+            match std::fs::symlink_metadata(&path) {
+                // It may be another version's too, and is right.
+                Ok(found) if found.is_file() && found.len() == file.size && found.nlink() > 1 => {
+                    return Ok(());
+                }
+                // Whoever was killed behind it may have made it read-only already.
+                Ok(found) if found.is_file() && found.mode() & 0o200 == 0 => {
+                    std::fs::set_permissions(&path, Permissions::from_mode(found.mode() | 0o200))?;
+                }
+                Ok(found) if found.is_file() => {}
+                _ => remove(&path)?,
             }
             let mut options = File::options();
             open_regular(&path, options.create(true).truncate(false).write(true))?.set_len(file.size)
         };
-        size().map_err(|error: io::Error| StoreError::io(path.display(), &error))?;
+        make().map_err(|error: io::Error| StoreError::io(path.display(), &error))?;
     }
-    Ok(missing)
+    Ok(())
 }
 
 async fn missing_in(
@@ -108,18 +146,42 @@ async fn missing_in(
     Ok(missing)
 }
 
+/// Which of these files, each of which may hold what is said of it, do so to the last byte.
+pub(super) async fn whole(files: Vec<(PathBuf, &SnapshotFile)>, limits: &Limits) -> Result<Vec<bool>> {
+    let pieces = files
+        .iter()
+        .enumerate()
+        .flat_map(|(at, (path, file))| pieces_at(path.clone(), file).map(move |piece| (at, piece)));
+    let mut looks = futures::stream::iter(pieces)
+        .map(|(at, piece)| apart("reading", move || Ok((at, holds(&piece).unwrap_or(false)))))
+        .buffer_unordered(limits.chunks.max(1));
+    let mut is_whole = vec![true; files.len()];
+    while let Some((at, there)) = looks.try_next().await? {
+        if let Some(whole) = is_whole.get_mut(at) {
+            *whole &= there;
+        }
+    }
+    Ok(is_whole)
+}
+
 /// Every chunk's place in a folder that holds the manifest's files.
 pub(super) fn pieces<'m>(
     folder: &'m Path,
     manifest: &'m SnapshotManifest,
 ) -> impl Iterator<Item = Piece> + 'm {
-    manifest.files.iter().flat_map(move |file| {
-        let path = folder.join(&file.name);
-        file.chunks.iter().scan(0, move |end, &chunk| {
-            let offset = *end;
-            *end += chunk.size;
-            Some(Piece { file: path.clone(), offset, chunk })
-        })
+    manifest.files.iter().flat_map(move |file| pieces_of(folder, file))
+}
+
+/// Every chunk's place in a file that lies in `folder`.
+pub(super) fn pieces_of<'m>(folder: &Path, file: &'m SnapshotFile) -> impl Iterator<Item = Piece> + use<'m> {
+    pieces_at(folder.join(&file.name), file)
+}
+
+fn pieces_at(path: PathBuf, file: &SnapshotFile) -> impl Iterator<Item = Piece> + use<'_> {
+    file.chunks.iter().scan(0, move |end, &chunk| {
+        let offset = *end;
+        *end += chunk.size;
+        Some(Piece { file: path.clone(), offset, chunk })
     })
 }
 

@@ -5,19 +5,20 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Read};
 
 use serde::{Deserialize, Serialize};
 
 use weighbridge_schemas::names::ModelName;
 
-use crate::disk::{Durability, open_regular, sync_all};
+use crate::disk::open_regular;
 use crate::error::{Class, Result, StoreError};
 use crate::reference::Followed;
 
-use super::folder::remove;
+use super::Folder;
 
+/// The file's name in the folder.
+const NAME: &str = ".seen.json";
 /// Largest file of what was seen: some hundred bytes a channel.
 const BYTES: u64 = 4 << 20;
 /// What brings a host on again, once it is known what happened.
@@ -25,7 +26,7 @@ const WAY_OUT: &str = "find out why first; once that is known, fetch with --forg
 
 /// What was seen of the channels that were fetched into a folder.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     schema: Schema,
     /// By `MODEL@CHANNEL`.
     channels: BTreeMap<String, Mark>,
@@ -55,17 +56,13 @@ fn name(model: &ModelName, followed: &Followed) -> String {
     format!("{model}@{}", followed.channel)
 }
 
-fn place(folder: &Path) -> PathBuf {
-    folder.join(".seen.json")
-}
-
 impl Seen {
     /// What was seen by fetches into `folder`.
     ///
     /// # Errors
     /// [`Class::Integrity`] where that cannot be read: whether the channel was cut is not known then.
-    pub(super) fn read(folder: &Path) -> Result<Self> {
-        let path = place(folder);
+    pub(crate) fn read(folder: &Folder) -> Result<Self> {
+        let path = folder.path().join(NAME);
         let read = || {
             let mut text = String::new();
             let file = open_regular(&path, File::options().read(true))?;
@@ -95,7 +92,7 @@ impl Seen {
     }
 
     /// Whether `followed` is not before, nor beside, what was seen.
-    pub(super) fn check(&self, model: &ModelName, followed: &Followed) -> Result<()> {
+    pub(crate) fn check(&self, model: &ModelName, followed: &Followed) -> Result<()> {
         let name = name(model, followed);
         let (now, why) = match self.channels.get(&name) {
             None => return Ok(()),
@@ -121,35 +118,15 @@ impl Seen {
     }
 
     /// Notes `followed` in `folder`, durably where that is wanted.
-    pub(super) fn note(
-        mut self,
-        folder: &Path,
-        model: &ModelName,
-        followed: &Followed,
-        durability: Durability,
-    ) -> Result<()> {
+    pub(crate) fn note(mut self, folder: &Folder, model: &ModelName, followed: &Followed) -> Result<()> {
         let mark = Mark::of(followed);
         let name = name(model, followed);
         if self.channels.get(&name) == Some(&mark) {
             return Ok(());
         }
         self.channels.insert(name, mark);
-        let (path, next) = (place(folder), folder.join(".seen.json.next"));
-        let note = || {
-            remove(&next)?;
-            let mut file = File::create_new(&next)?;
-            file.write_all(&serde_json::to_vec_pretty(&self)?)?;
-            if durability == Durability::Synced {
-                file.sync_data()?;
-            }
-            // A folder in its place makes way; anything else is replaced in one step.
-            if std::fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
-                remove(&path)?;
-            }
-            std::fs::rename(&next, &path)?;
-            if durability == Durability::Synced { sync_all(&[folder.to_path_buf()]) } else { Ok(()) }
-        };
-        note().map_err(|error: io::Error| StoreError::io(path.display(), &error))
+        let note = || folder.replace(NAME, &serde_json::to_vec_pretty(&self)?, folder.durability());
+        note().map_err(|error: io::Error| StoreError::io(folder.path().join(NAME).display(), &error))
     }
 }
 
@@ -160,6 +137,7 @@ mod tests {
     use weighbridge_schemas::time::Timestamp;
 
     use super::*;
+    use crate::disk::Durability;
 
     fn at(channel: &str, sequence: u64, operation: &str) -> Followed {
         let name = channel.parse().unwrap();
@@ -183,9 +161,10 @@ mod tests {
 
     #[test]
     fn what_was_seen_of_each_channel_is_kept_and_compared() {
-        let folder = tempfile::tempdir().unwrap();
+        let at_disk = tempfile::tempdir().unwrap();
+        let folder = Folder::open(at_disk.path(), Durability::Synced).unwrap();
         let model = "m".parse().unwrap();
-        let read = || Seen::read(folder.path()).unwrap();
+        let read = || Seen::read(&folder).unwrap();
         let refused = |followed: &Followed| {
             let error = read().check(&model, followed).unwrap_err();
             assert_eq!(error.class(), Class::Integrity);
@@ -194,8 +173,9 @@ mod tests {
         };
         read().check(&model, &at("prod", 1, "a")).unwrap();
         for durability in [Durability::Synced, Durability::Unsynced] {
-            read().note(folder.path(), &model, &at("prod", 5, "e"), durability).unwrap();
-            read().note(folder.path(), &model, &at("canary", 2, "b"), durability).unwrap();
+            let folder = Folder::open(at_disk.path(), durability).unwrap();
+            read().note(&folder, &model, &at("prod", 5, "e")).unwrap();
+            read().note(&folder, &model, &at("canary", 2, "b")).unwrap();
         }
         read().check(&model, &at("prod", 5, "e")).unwrap();
         read().check(&model, &at("prod", 6, "f")).unwrap();
@@ -207,19 +187,20 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_said_and_begun_anew() {
-        let folder = tempfile::tempdir().unwrap();
+        let at_disk = tempfile::tempdir().unwrap();
+        let folder = Folder::open(at_disk.path(), Durability::Synced).unwrap();
         let model = "m".parse().unwrap();
-        let path = place(folder.path());
+        let path = at_disk.path().join(NAME);
         let later = r#"{"schema": "weighbridge.seen/v2", "channels": {}}"#;
         for damaged in ["", "{", "[]", later] {
             std::fs::write(&path, damaged).unwrap();
-            let error = Seen::read(folder.path()).unwrap_err();
+            let error = Seen::read(&folder).unwrap_err();
             assert!(error.class() == Class::Integrity && error.to_string().contains("begins the file anew"));
         }
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(Seen::read(folder.path()).is_err());
-        Seen::default().note(folder.path(), &model, &at("prod", 1, "a"), Durability::Synced).unwrap();
-        Seen::read(folder.path()).unwrap().check(&model, &at("prod", 1, "a")).unwrap();
+        assert!(Seen::read(&folder).is_err());
+        Seen::default().note(&folder, &model, &at("prod", 1, "a")).unwrap();
+        Seen::read(&folder).unwrap().check(&model, &at("prod", 1, "a")).unwrap();
     }
 }

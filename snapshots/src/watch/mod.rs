@@ -12,8 +12,11 @@ mod store;
 use bytes::Bytes;
 
 use weighbridge_schemas::channel::ChannelEntry;
+use weighbridge_schemas::names::{ChannelName, ModelName};
 
+use crate::channel::Channel;
 use crate::error::Result;
+use crate::root::Root;
 
 pub use store::StoreWatch;
 
@@ -49,4 +52,18 @@ impl Watch {
             Self::Store(store) => store.next().await,
         }
     }
+}
+
+/// The newest entry of a channel behind number `last`, which is one that it has, with its stored bytes; `None` where
+/// there is none. It takes one small request, and no listing.
+///
+/// # Errors
+/// As the store fails, or where the entry cannot be believed.
+pub async fn newest(
+    root: &Root,
+    model: &ModelName,
+    channel: &ChannelName,
+    last: u64,
+) -> Result<Option<(ChannelEntry, Bytes)>> {
+    store::newest(&Channel::new(root, model, channel), last).await
 }

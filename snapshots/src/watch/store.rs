@@ -109,7 +109,7 @@ impl StoreWatch {
 }
 
 /// The newest entry behind number `last`, which is all that is known of the log.
-async fn newest(channel: &Channel<'_>, last: u64) -> Result<Option<(ChannelEntry, Bytes)>> {
+pub(super) async fn newest(channel: &Channel<'_>, last: u64) -> Result<Option<(ChannelEntry, Bytes)>> {
     let mut newest = None;
     for sequence in last.saturating_add(1).. {
         match channel.stored(sequence).await {

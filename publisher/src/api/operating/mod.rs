@@ -44,6 +44,7 @@ const BODY_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,
+    roots: Arc<Roots>,
     deeds: Arc<Deeds>,
 }
 
@@ -122,7 +123,8 @@ impl Service {
     /// The service.
     #[must_use]
     pub fn new(shared: Arc<Shared>, deeds: Arc<Deeds>) -> Self {
-        Self { shared, deeds }
+        let roots = Arc::new(Roots::of(&shared.root));
+        Self { shared, roots, deeds }
     }
 
     async fn change<R>(
@@ -141,18 +143,17 @@ impl Service {
         (asked.model, asked.object) = (Some(model.to_string()), channel.to_string());
         asked.request_id = request_id.clone().unwrap_or_default();
         let operation = asker.operation(change.reason().as_str(), request_id.as_deref());
-        let shared = Arc::clone(&self.shared);
+        let roots = Arc::clone(&self.roots);
         let allowed = permitted(&asker.caller, &[Role::Operate], &model);
         let done = self.deeds.run(asker, asked, async move {
             allowed?;
-            let roots = &shared.roots;
             let own = match request_id {
                 Some(_) => change.own(&roots.demanding, &operation).await?,
                 None => None,
             };
             let moved = match own {
                 Some(own) => own,
-                None => change.carry_out(roots, &operation).await?,
+                None => change.carry_out(&roots, &operation).await?,
             };
             let (before, after) = (moved.entry.previous, moved.entry.snapshot);
             let answer = answer(&roots.appending, &model, &channel, moved).await?;
@@ -174,12 +175,12 @@ impl Service {
         let (model, pinned) = (snapshot.model.clone(), action == "pin");
         asked.model = Some(model.to_string());
         asked.object = snapshot.at.clone().unwrap_or_default();
-        let (shared, operation) = (Arc::clone(&self.shared), asker.operation(action, None));
+        let (roots, operation) = (Arc::clone(&self.roots), asker.operation(action, None));
         let allowed = permitted(&asker.caller, &[Role::Operate], &model);
         self.deeds
             .run(asker, asked, async move {
                 allowed?;
-                let root = &shared.roots.demanding;
+                let root = &roots.demanding;
                 let id = located(root, &snapshot).await?;
                 let changed = pins::set(root, &model, &id, pinned, &why, &operation).await?;
                 let state = |pinned: bool| Some(if pinned { "pinned" } else { "not pinned" }.to_owned());
@@ -202,7 +203,7 @@ impl Service {
             model.as_ref().is_none_or(|wanted| Some(wanted) == of) && operates(&caller, of)
         };
         let page = Page { most, reads: READS, after: after.as_ref() };
-        let listed = dead::list(&self.shared.roots.demanding, false, wanted, page).await?;
+        let listed = dead::list(&self.roots.demanding, false, wanted, page).await?;
         let letters = listed.letters.into_iter();
         Ok(proto::ListDeadLettersResponse {
             letters: letters.map(|letter| told(letter.id, letter.letter)).collect(),
@@ -210,10 +211,13 @@ impl Service {
         })
     }
 
-    async fn letter(&self, request: Request<proto::GetDeadLetterRequest>) -> Result<proto::DeadLetter, Refusal> {
+    async fn letter(
+        &self,
+        request: Request<proto::GetDeadLetterRequest>,
+    ) -> Result<proto::DeadLetter, Refusal> {
         let caller = caller(request.extensions())?;
         let id = letter(&request.into_inner().id)?;
-        let letter = seen(&self.shared.roots.demanding, &caller, &id).await?;
+        let letter = seen(&self.roots.demanding, &caller, &id).await?;
         Ok(told(id, letter))
     }
 
@@ -231,14 +235,13 @@ impl Service {
         let (shared, who, caller) = (Arc::clone(&self.shared), asker.who(), asker.caller.clone());
         self.deeds
             .run(asker, asked, async move {
-                let root = &shared.roots.demanding;
+                let root = &shared.root;
                 seen(root, &caller, &id).await?;
-                let again = dead::again(root, &[id], false, &who).await.map_err(|failure| {
-                    match failure.kind {
+                let again =
+                    dead::again(root, &[id], false, &who).await.map_err(|failure| match failure.kind {
                         Kind::Conflict => Refusal::as_things_stand(failure),
                         _ => failure.into(),
-                    }
-                })?;
+                    })?;
                 dead::send(root, &*shared.queue, &again, &who).await?;
                 let job = again.into_iter().map(|again| again.message.id).next().unwrap_or_default();
                 let after = Some(format!("job {job}"));
@@ -254,7 +257,7 @@ impl Service {
         let caller = caller(request.extensions())?;
         let Entries { model, channel, most, before } = request.into_inner().try_into()?;
         permitted(&caller, &[Role::Operate], &model)?;
-        let part = channels::log(&self.shared.roots.demanding, &model, &channel, before, most).await?;
+        let part = channels::log(&self.roots.demanding, &model, &channel, before, most).await?;
         let (mut entries, mut rest, mut bytes) = (Vec::new(), part.rest, 0);
         for (entry, written) in part.entries {
             if bytes > PAGE_BYTES {

@@ -131,7 +131,10 @@ pub struct Pin {
 impl Pin {
     fn new(named: &str, snapshot: &str, why: String) -> Result<Self, Refusal> {
         if why.len() > WHY_BYTES || why.chars().any(char::is_control) {
-            return Err(Refusal::bad_field("why", format!("at most {WHY_BYTES} bytes, no control characters")));
+            return Err(Refusal::bad_field(
+                "why",
+                format!("at most {WHY_BYTES} bytes, no control characters"),
+            ));
         }
         let at = Some(digits("snapshot", snapshot)?);
         Ok(Self { snapshot: Reference { model: model(named)?, at }, why })
@@ -200,7 +203,11 @@ mod tests {
     #[test]
     fn a_channel_is_moved_to_a_snapshot_or_another_channel() {
         let promote = |to: &str| {
-            Promote::try_from(proto::PromoteRequest { model: "m".into(), to: to.into(), ..Default::default() })
+            Promote::try_from(proto::PromoteRequest {
+                model: "m".into(),
+                to: to.into(),
+                ..Default::default()
+            })
         };
         let canary = promote("canary").unwrap();
         assert_eq!((canary.to.to_string().as_str(), canary.named.channel.as_str()), ("m@canary", "prod"));
@@ -208,7 +215,11 @@ mod tests {
             assert!(told(promote(wrong)).starts_with("to: "), "{wrong}");
         }
         let back = |to: &str| {
-            Rollback::try_from(proto::RollbackRequest { model: "m".into(), to: to.into(), ..Default::default() })
+            Rollback::try_from(proto::RollbackRequest {
+                model: "m".into(),
+                to: to.into(),
+                ..Default::default()
+            })
         };
         assert_eq!((back("").unwrap().to, back("abcdef").unwrap().to.as_deref()), (None, Some("abcdef")));
         assert!(told(back("canary")).starts_with("to: "));
@@ -228,7 +239,8 @@ mod tests {
         }
         let hold = proto::HoldRequest { model: "m".into(), channel: "a/b".into(), ..Default::default() };
         assert!(told(Named::try_from(hold)).starts_with("channel: "));
-        let entries = proto::ListEntriesRequest { model: "m".into(), page_token: "-1".into(), ..Default::default() };
+        let entries =
+            proto::ListEntriesRequest { model: "m".into(), page_token: "-1".into(), ..Default::default() };
         assert!(told(Entries::try_from(entries)).starts_with("page_token: "));
         let letters = proto::ListDeadLettersRequest { page_token: "0".repeat(65), ..Default::default() };
         assert!(told(Letters::try_from(letters)).starts_with("page_token: "));

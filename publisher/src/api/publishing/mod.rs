@@ -51,11 +51,14 @@ impl Service {
     /// The service.
     #[must_use]
     pub fn new(shared: Arc<Shared>, deeds: Arc<Deeds>) -> Self {
-        let (ages, watched) = (Arc::default(), Watched::new(shared.roots.demanding.clone()));
+        let (ages, watched) = (Arc::default(), Watched::new(shared.root.clone()));
         Self { shared, deeds, ages, watched }
     }
 
-    async fn submitted(&self, request: Request<proto::SubmitRequest>) -> Result<proto::SubmitResponse, Refusal> {
+    async fn submitted(
+        &self,
+        request: Request<proto::SubmitRequest>,
+    ) -> Result<proto::SubmitResponse, Refusal> {
         let asker = Asker::of(&request)?;
         let mut asked = Asked { action: "submit", ..Asked::default() };
         let Submit { manifest, written } = match Submit::try_from(request.into_inner()) {
@@ -68,7 +71,7 @@ impl Service {
         self.deeds
             .run(asker, asked, async move {
                 allowed?;
-                submit::unused(&shared.roots.demanding, &manifest).await.map_err(Refusal::as_things_stand)?;
+                submit::unused(&shared.root, &manifest).await.map_err(Refusal::as_things_stand)?;
                 submit::send(&*shared.queue, &manifest, written.to_vec()).await?;
                 let answer = proto::SubmitResponse { job: manifest.id };
                 Ok(Done { answer, before: None, after: None })
@@ -80,17 +83,20 @@ impl Service {
         let caller = caller(request.extensions())?;
         let Named { model, job } = request.into_inner().try_into()?;
         permitted(&caller, &LOOKERS, &model)?;
-        let progress = Progress::of(&self.shared.roots.demanding, &model, &job).await?;
+        let progress = Progress::of(&self.shared.root, &model, &job).await?;
         let progress = progress.ok_or_else(|| unknown(&job))?;
         Ok(proto::GetJobResponse { job: Some(answer(&progress)) })
     }
 
-    async fn jobs(&self, request: Request<proto::ListJobsRequest>) -> Result<proto::ListJobsResponse, Refusal> {
+    async fn jobs(
+        &self,
+        request: Request<proto::ListJobsRequest>,
+    ) -> Result<proto::ListJobsResponse, Refusal> {
         let caller = caller(request.extensions())?;
         let List { model, most, after, filter } = request.into_inner().try_into()?;
         permitted(&caller, &LOOKERS, &model)?;
         let page = Page { most, reads: READS, after: after.as_ref() };
-        let listed = jobs::list(&self.shared.roots.demanding, &self.ages, &[model], filter, page).await?;
+        let listed = jobs::list(&self.shared.root, &self.ages, &[model], filter, page).await?;
         if let Some(error) = &listed.damage {
             tracing::warn!(%error, "a job is left out of a list");
         }
@@ -135,7 +141,7 @@ impl Service {
         self.deeds
             .run(asker, asked, async move {
                 allowed?;
-                let root = &shared.roots.demanding;
+                let root = &shared.root;
                 let done = |job: String| {
                     Ok(Done { answer: proto::RepublishResponse { job }, before: None, after: None })
                 };
@@ -149,7 +155,10 @@ impl Service {
             .await
     }
 
-    async fn cancelled(&self, request: Request<proto::CancelRequest>) -> Result<proto::CancelResponse, Refusal> {
+    async fn cancelled(
+        &self,
+        request: Request<proto::CancelRequest>,
+    ) -> Result<proto::CancelResponse, Refusal> {
         let asker = Asker::of(&request)?;
         let mut asked = Asked { action: "cancel", ..Asked::default() };
         let Named { model, job } = match Named::try_from(request.into_inner()) {
@@ -162,7 +171,7 @@ impl Service {
         self.deeds
             .run(asker, asked, async move {
                 allowed?;
-                let root = &shared.roots.demanding;
+                let root = &shared.root;
                 let before = Progress::of(root, &model, &job).await?.ok_or_else(|| unknown(&job))?;
                 let cancelled = jobs::cancel(root, &*shared.queue, &before.record, &who).await?;
                 if let Some(failure) = cancelled.too_late {
@@ -277,11 +286,13 @@ impl Follower {
 
 /// Returns when the connection is to be closed.
 async fn closes(closing: &mut Option<watch::Receiver<bool>>) {
-    match closing {
-        Some(closing) if closing.wait_for(|closing| *closing).await.is_ok() => {}
-        // Whoever could close it has gone, or never was: it goes on.
-        _ => std::future::pending().await,
+    if let Some(closing) = closing
+        && closing.wait_for(|closing| *closing).await.is_ok()
+    {
+        return;
     }
+    // Whoever could close it has gone, or never was: it goes on.
+    std::future::pending().await
 }
 
 #[tonic::async_trait]

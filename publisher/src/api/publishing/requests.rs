@@ -9,9 +9,9 @@ use weighbridge_schemas::policy::Policy;
 
 use crate::api::answers::Refusal;
 use crate::api::proto;
-use crate::api::requests::{field, model, optional, page_size, page_token, parsed, request_id, snapshot};
+use crate::api::requests::{digits, field, model, optional, page_size, page_token, parsed, request_id};
 use crate::operations::jobs::{Accepted, Filter};
-use crate::operations::republish::{What, Wanted};
+use crate::operations::republish::{Wanted, What};
 use crate::operations::submit;
 
 /// Jobs on a page: usually, and at most.
@@ -100,7 +100,10 @@ impl TryFrom<proto::ListJobsRequest> for List {
             })?),
         };
         if request.open && outcome.is_some() {
-            return Err(Refusal::bad_field("outcome", "a job that is open has none; leave one of the two out"));
+            return Err(Refusal::bad_field(
+                "outcome",
+                "a job that is open has none; leave one of the two out",
+            ));
         }
         let after: Option<Accepted> = page_token(&request.page_token)?;
         if after.as_ref().is_some_and(|after| after.model != model) {
@@ -133,7 +136,7 @@ impl TryFrom<proto::RepublishRequest> for Again {
         let what = match request.what {
             Some(Said::Step(step)) => What::Step(step, run),
             Some(Said::Job(job)) => What::Job(parsed::<JobId>("job", &job)?.to_string()),
-            Some(Said::Snapshot(id)) => What::Snapshot(snapshot("snapshot", &id)?),
+            Some(Said::Snapshot(id)) => What::Snapshot(digits("snapshot", &id)?),
             None => return Err(Refusal::bad_field("what", "name a job, a step or a snapshot")),
         };
         let policy = match (request.policy.as_str(), request.policy_name.as_str()) {
@@ -143,10 +146,15 @@ impl TryFrom<proto::RepublishRequest> for Again {
                 field("policy", Policy::parse(text))?;
                 Some(PolicyChoice::Toml(request.policy))
             }
-            _ => return Err(Refusal::bad_field("policy", "there is a policy_name too; leave one of the two out")),
+            _ => {
+                return Err(Refusal::bad_field(
+                    "policy",
+                    "there is a policy_name too; leave one of the two out",
+                ));
+            }
         };
         let channel = optional("channel", &request.channel)?;
-        let request_id = request_id(&request.request_id)?;
+        let request_id = request_id(&request.request_id)?.map(ToOwned::to_owned);
         let wanted = Wanted { model, what, channel, policy, promote: request.promote };
         Ok(Self { wanted, request_id })
     }
@@ -183,7 +191,9 @@ mod tests {
         let dead = list(|request| request.outcome = "dead".into()).unwrap();
         assert_eq!(dead.filter.outcome, Some(Ended::Dead));
         assert!(told(list(|request| request.outcome = "gone".into())).contains("published, "));
-        assert!(told(list(|request| (request.open, request.outcome) = (true, "dead".into()))).contains("open"));
+        assert!(
+            told(list(|request| (request.open, request.outcome) = (true, "dead".into()))).contains("open")
+        );
         assert!(told(list(|request| request.page_size = 101)).contains("1 to 100"));
         let place = format!("7/m/{JOB}");
         let after = List::try_from(proto::ListJobsRequest {
@@ -192,7 +202,9 @@ mod tests {
             ..Default::default()
         });
         assert_eq!(after.unwrap().after.unwrap().to_string(), place);
-        assert!(told(list(|request| request.page_token = format!("7/other/{JOB}"))).contains("another model"));
+        assert!(
+            told(list(|request| request.page_token = format!("7/other/{JOB}"))).contains("another model")
+        );
         assert!(told(list(|request| request.page_token = "x".into())).starts_with("page_token: "));
     }
 
@@ -211,7 +223,9 @@ mod tests {
         assert_eq!(again(|_| {}).unwrap().wanted.what, What::Step(7, None));
         assert!(told(again(|request| request.what = None)).contains("a job, a step or a snapshot"));
         assert!(told(again(|request| request.what = Some(Said::Job("x".into())))).starts_with("job: "));
-        assert!(told(again(|request| request.what = Some(Said::Snapshot("xyz".into())))).contains("snapshot"));
+        assert!(
+            told(again(|request| request.what = Some(Said::Snapshot("xyz".into())))).contains("snapshot")
+        );
         let run_of_a_job = again(|request| {
             (request.run, request.what) = ("r".into(), Some(Said::Job(JOB.into())));
         });

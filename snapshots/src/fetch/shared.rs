@@ -1,0 +1,147 @@
+//! Files that another version holds whole: they are taken over without a copy. Where the file system can let two files
+//! have their bytes in common until one of them is written to, it does; else the file gets a second name. So what did
+//! not change needs no room a second time, and is read once, to be checked.
+
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::ioctl_ficlone;
+
+use weighbridge_schemas::snapshot::{SnapshotFile, SnapshotManifest};
+
+use super::folder::{Lock, remove};
+use super::held::Others;
+use super::plan::{Piece, whole};
+use super::{Limits, Progress};
+use crate::disk::open_regular;
+use crate::error::Result;
+use crate::root::apart;
+
+/// A file of another version that may be what is wanted.
+struct Candidate<'m> {
+    source: PathBuf,
+    /// What it was before its bytes were checked.
+    before: Identity,
+    wanted: &'m SnapshotFile,
+}
+
+/// Tells a file from others, and from what it is once it has been written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl Identity {
+    fn of(found: &Metadata) -> Self {
+        Self {
+            device: found.dev(),
+            inode: found.ino(),
+            size: found.size(),
+            modified: (found.mtime(), found.mtime_nsec()),
+        }
+    }
+}
+
+/// Takes over files of which pieces are missing and which another version holds, and gives the pieces that are missing
+/// still.
+pub(super) async fn take_over(
+    (staging, lock): (&Path, &Lock),
+    manifest: &SnapshotManifest,
+    mut missing: Vec<Piece>,
+    others: &Others,
+    limits: &Limits,
+    progress: &dyn Progress,
+) -> Result<Vec<Piece>> {
+    let candidates: Vec<_> = manifest
+        .files
+        .iter()
+        .filter(|file| missing.iter().any(|piece| piece.file == staging.join(&file.name)))
+        .filter_map(|wanted| {
+            let source = others.file(wanted)?;
+            let before = fs::symlink_metadata(&source).ok().filter(Metadata::is_file)?;
+            Some(Candidate { source, before: Identity::of(&before), wanted })
+        })
+        .collect();
+    let places = candidates.iter().map(|candidate| (candidate.source.clone(), candidate.wanted)).collect();
+    for (candidate, is_whole) in candidates.iter().zip(whole(places, limits).await?) {
+        if !is_whole {
+            continue;
+        }
+        let target = staging.join(&candidate.wanted.name);
+        let (source, before) = (candidate.source.clone(), candidate.before);
+        let (own, lock) = (target.clone(), lock.clone());
+        let taken = apart("taking a file over", move || {
+            let _lock = lock;
+            Ok(share(&source, before, &own))
+        });
+        match taken.await? {
+            Ok(()) => {
+                let taken: u64 =
+                    missing.extract_if(.., |piece| piece.file == target).map(|piece| piece.chunk.size).sum();
+                progress.advance(taken);
+            }
+            // What cannot be shared is copied.
+            Err(error) => tracing::debug!(%error, file = %candidate.source.display(), "it is not taken over"),
+        }
+    }
+    Ok(missing)
+}
+
+/// Makes `target` a file with the bytes of `source`, which has to be what it was before they were checked.
+fn share(source: &Path, before: Identity, target: &Path) -> io::Result<()> {
+    remove(target)?;
+    let file = open_regular(source, File::options().read(true))?;
+    let shared = clone(&file, target).or_else(|_| {
+        remove(target)?;
+        fs::hard_link(source, target)?;
+        // What was checked is what has the name now.
+        if Identity::of(&fs::symlink_metadata(target)?) == before {
+            return Ok(());
+        }
+        Err(io::Error::other("another file is there now"))
+    });
+    let still = shared.and_then(|()| Ok(Identity::of(&file.metadata()?) == before));
+    if still.as_ref().is_ok_and(|still| *still) {
+        return Ok(());
+    }
+    remove(target)?;
+    still?;
+    Err(io::Error::other("it was written to meanwhile"))
+}
+
+/// A file of its own that has its bytes in common with `source` until one of them is written to.
+fn clone(source: &File, target: &Path) -> io::Result<()> {
+    let target = File::create_new(target)?;
+    Ok(ioctl_ficlone(&target, source)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_taken_over_as_it_was_checked_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let identity = |path: &Path| Identity::of(&fs::symlink_metadata(path).unwrap());
+        fs::write(at("source"), "bytes").unwrap();
+        fs::write(at("target"), "left over").unwrap();
+        let before = identity(&at("source"));
+        share(&at("source"), before, &at("target")).unwrap();
+        assert_eq!(fs::read(at("target")).unwrap(), b"bytes");
+
+        // Whether bytes are shared until somebody writes depends on the file system.
+        fs::remove_file(at("target")).unwrap();
+        fs::write(at("source"), "other").unwrap();
+        let later = std::time::SystemTime::UNIX_EPOCH;
+        File::options().write(true).open(at("source")).unwrap().set_modified(later).unwrap();
+        assert!(share(&at("source"), before, &at("target")).is_err());
+        assert!(!at("target").try_exists().unwrap());
+        assert!(share(&at("absent"), before, &at("target")).is_err());
+    }
+}

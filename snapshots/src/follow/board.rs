@@ -1,0 +1,271 @@
+//! What a follower shows: `status.json` in its folder, and whoever listens.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use weighbridge_schemas::channel::ChannelEntry;
+use weighbridge_schemas::host::{HostState, HostStatus, Target};
+use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::job::Why;
+use weighbridge_schemas::limits;
+use weighbridge_schemas::time::Timestamp;
+
+use super::{Event, Listener};
+use crate::disk::Durability;
+use crate::error::StoreError;
+use crate::fetch::Folder;
+use crate::outside;
+use crate::root::apart;
+
+/// The status' name in the folder.
+const NAME: &str = "status.json";
+/// How old the file becomes before it is written anew.
+const FRESH: Duration = Duration::from_secs(5);
+/// How often the same failure is logged.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
+
+/// What a follower shows.
+pub(super) struct Board {
+    folder: Folder,
+    listener: Listener,
+    shown: Mutex<Shown>,
+    /// There is something new to write.
+    changed: Notify,
+}
+
+struct Shown {
+    status: HostStatus,
+    /// What is wrong with the source of snapshots.
+    source: Trouble,
+    /// What is wrong with what is wanted.
+    work: Trouble,
+}
+
+/// Failures since the last success.
+#[derive(Default)]
+struct Trouble {
+    count: u64,
+    last: Option<(Why, Timestamp)>,
+    said: Option<Said>,
+}
+
+/// A failure that was logged.
+struct Said {
+    class: &'static str,
+    at: Instant,
+    /// How many there were since.
+    more: u64,
+}
+
+/// Where something fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Hearing of the channel.
+    Source,
+    /// Getting and serving what is wanted.
+    Work,
+}
+
+impl Board {
+    pub(super) fn new(folder: Folder, status: HostStatus, listener: Listener) -> Self {
+        let shown = Shown { status, source: Trouble::default(), work: Trouble::default() };
+        Self { folder, listener, shown: Mutex::new(shown), changed: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells `event` to whoever listens.
+    pub(super) fn tell(&self, event: &Event<'_>) {
+        (self.listener)(event);
+    }
+
+    /// Changes what is shown, and tells it where it is news.
+    fn change(&self, change: impl FnOnce(&mut Shown)) {
+        let (status, is_news) = {
+            let mut shown = self.lock();
+            let before = shown.status.clone();
+            change(&mut shown);
+            shown.settle();
+            let is_news = said(&shown.status) != said(&before);
+            if is_news || shown.status.attempts != before.attempts {
+                self.changed.notify_one();
+            }
+            (shown.status.clone(), is_news)
+        };
+        if is_news {
+            self.tell(&Event::Status { status: &status, is_news });
+        }
+    }
+
+    /// The source answered.
+    pub(super) fn heard(&self) {
+        self.change(|shown| {
+            if shown.source.count > 0 {
+                tracing::info!(failures = shown.source.count, "the channel is heard of again");
+            }
+            shown.source = Trouble::default();
+            shown.status.heard_at = Some(now());
+        });
+    }
+
+    /// A newer entry than what is wanted came meanwhile.
+    pub(super) fn came(&self, entry: &ChannelEntry) {
+        self.change(|shown| {
+            if shown.status.wanted.is_some() {
+                shown.want(entry);
+            }
+        });
+    }
+
+    /// An entry is believed.
+    pub(super) fn wants(&self, entry: &ChannelEntry) {
+        self.change(|shown| shown.want(entry));
+    }
+
+    /// `current` points there.
+    pub(super) fn serves(&self, serving: Option<(Target, Timestamp)>, held: Vec<SnapshotId>) {
+        self.change(|shown| {
+            let status = &mut shown.status;
+            (status.serving, status.serving_since) = serving.unzip();
+            status.held = held;
+            status.held.truncate(limits::HOST_VERSIONS);
+        });
+    }
+
+    /// What is wanted is served.
+    pub(super) fn well(&self) {
+        self.change(|shown| {
+            if shown.work.count > 0 {
+                tracing::info!(failures = shown.work.count, "what is wanted is served at last");
+            }
+            shown.work = Trouble::default();
+        });
+    }
+
+    /// Something failed.
+    pub(super) fn failed(&self, part: Part, error: &StoreError, again_in: Duration) {
+        self.tell(&Event::Failed { class: error.class().as_str() });
+        self.change(|shown| shown.trouble(part).note(error, again_in));
+    }
+
+    /// Writes the file whenever there is something new, and before it gets old.
+    pub(super) async fn keep_written(self: Arc<Self>) -> Infallible {
+        loop {
+            self.write().await;
+            if timeout(FRESH, self.changed.notified()).await.is_err() {
+                let status = self.status();
+                self.tell(&Event::Status { status: &status, is_news: false });
+            }
+        }
+    }
+
+    /// What is shown now.
+    fn status(&self) -> HostStatus {
+        let mut shown = self.lock();
+        shown.settle();
+        shown.status.clone()
+    }
+
+    /// Writes the file. One that cannot be written is old, and shows by its time that it is.
+    pub(super) async fn write(&self) {
+        let (folder, status) = (self.folder.clone(), self.status());
+        let written = apart(NAME, move || {
+            let written = folder.replace(NAME, &status.to_json(), Durability::Unsynced);
+            written.map_err(|error| StoreError::io(folder.path().join(NAME).display(), &error))
+        });
+        if let Err(error) = written.await {
+            tracing::debug!(%error, "the status is not written");
+        }
+    }
+}
+
+impl Shown {
+    /// Notes what is wanted, unless that is older than what was.
+    fn want(&mut self, entry: &ChannelEntry) {
+        let before = self.status.wanted.as_ref().map_or(0, |wanted| wanted.sequence);
+        if before < entry.sequence {
+            self.status.wanted = Some(target(entry));
+            // Nobody has tried this one yet.
+            self.work.count = 0;
+        }
+    }
+
+    fn trouble(&mut self, part: Part) -> &mut Trouble {
+        match part {
+            Part::Source => &mut self.source,
+            Part::Work => &mut self.work,
+        }
+    }
+
+    /// Makes the rest of the status follow from what is known.
+    fn settle(&mut self) {
+        let now = now();
+        let troubles = [&self.source, &self.work];
+        let last = troubles.iter().filter_map(|trouble| trouble.last.clone()).max_by_key(|(_, at)| *at);
+        let status = &mut self.status;
+        status.attempts = troubles.iter().map(|trouble| trouble.count).sum();
+        (status.last_error, status.last_error_at) = last.unzip();
+        status.updated_at = now;
+        status.age_seconds = status.serving.as_ref().map(|serving| {
+            now.nanoseconds().saturating_sub(serving.created_at.nanoseconds()) / 1_000_000_000
+        });
+        status.state = match (&status.wanted, &status.serving) {
+            (None, None) => HostState::Starting,
+            _ if status.last_error.is_some() => HostState::Behind,
+            (Some(wanted), Some(serving)) if wanted.snapshot == serving.snapshot => HostState::Current,
+            (None, Some(_)) => HostState::Starting,
+            _ => HostState::Fetching,
+        };
+    }
+}
+
+impl Trouble {
+    /// Counts a failure, and logs it, unless the same was logged a moment ago.
+    fn note(&mut self, error: &StoreError, again_in: Duration) {
+        self.count = self.count.saturating_add(1);
+        let (kind, class) = (error.kind().as_str().to_owned(), error.class().as_str());
+        let why = Why { kind, class: class.to_owned(), message: error.to_string() };
+        self.last = Some((why, now()));
+        if let Some(said) = &mut self.said
+            && said.class == class
+            && said.at.elapsed() < SAID_AGAIN
+        {
+            said.more += 1;
+            return;
+        }
+        let more = self.said.as_ref().map_or(0, |said| said.more);
+        tracing::warn!(%error, class, failures = self.count, unsaid = more, ?again_in, "it is tried again");
+        self.said = Some(Said { class, at: Instant::now(), more: 0 });
+    }
+}
+
+/// What of a status is news when it changes: not times, nor how often something was tried, nor how a failure was put.
+fn said(status: &HostStatus) -> impl PartialEq {
+    let target = |target: &Option<Target>| target.as_ref().map(|target| (target.snapshot, target.sequence));
+    let (wanted, serving) = (target(&status.wanted), target(&status.serving));
+    let error = status.last_error.as_ref().map(|error| error.class.clone());
+    (status.state, wanted, serving, status.held.clone(), error)
+}
+
+/// This moment.
+pub(super) fn now() -> Timestamp {
+    Timestamp::from_nanoseconds(outside::nanoseconds())
+}
+
+/// What an entry points at.
+pub(super) fn target(entry: &ChannelEntry) -> Target {
+    Target {
+        snapshot: entry.snapshot,
+        sequence: entry.sequence,
+        run: entry.run.clone(),
+        step: entry.step,
+        created_at: entry.created_at,
+        when: entry.when,
+    }
+}

@@ -1,0 +1,369 @@
+//! One attempt after the other to serve what is wanted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch::Receiver;
+use tokio::time::sleep;
+
+use weighbridge_schemas::channel::{ChannelEntry, Reason};
+use weighbridge_schemas::host::Target;
+use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::snapshot::SnapshotManifest;
+use weighbridge_schemas::time::Timestamp;
+
+use super::board::{Board, Part, now, target};
+use super::hook::{self, About, Phase};
+use super::note::{Note, Pending, Served, Step};
+use super::{Event, Following, pause, versions};
+use crate::error::{Class, Result, StoreError};
+use crate::fetch::{self, Folder, Limits, Lock, Seen};
+use crate::reference::{Followed, pointed_at};
+use crate::root::Root;
+
+/// How often it is looked whether `current` still points where it has to.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What is wanted, and where it comes from.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) root: Root,
+    pub(super) limits: Limits,
+    pub(super) entry: Arc<ChannelEntry>,
+}
+
+/// What is to be done: serve this, or stop.
+pub(super) struct Orders {
+    wanted: Receiver<Option<Wanted>>,
+    stop: Receiver<bool>,
+}
+
+/// What an attempt came to.
+enum Came {
+    /// What is wanted is served.
+    Served,
+    /// Something else is to be done.
+    Overruled,
+}
+
+impl Orders {
+    pub(super) fn new(wanted: Receiver<Option<Wanted>>, stop: Receiver<bool>) -> Self {
+        Self { wanted, stop }
+    }
+
+    fn is_to_stop(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    fn wanted(&self) -> Option<Wanted> {
+        self.wanted.borrow().clone()
+    }
+
+    /// Comes back when it is time to stop.
+    async fn stopped(&mut self) {
+        // Whoever could tell is gone: so is whoever asks.
+        let _ = self.stop.wait_for(|stop| *stop).await;
+    }
+
+    /// Comes back when something else is to be done than this.
+    async fn news(&mut self, now: Option<&Wanted>) {
+        let now = now.map(|wanted| wanted.entry.id);
+        let wanted = self.wanted.wait_for(|wanted| wanted.as_ref().map(|wanted| wanted.entry.id) != now);
+        tokio::select! {
+            _ = wanted => {}
+            _ = self.stop.wait_for(|stop| *stop) => {}
+        }
+    }
+
+    /// Comes back when what has begun must not be ended: it is time to stop, or an operator moved the channel. A
+    /// publish that comes in between waits: were each of them to end the one before, a host whose fetches take longer
+    /// than the time between two would never serve any.
+    async fn overruled(&mut self, begun: &ChannelEntry) {
+        let is_order = |wanted: &Option<Wanted>| {
+            let entry = wanted.as_ref().map(|wanted| &wanted.entry);
+            entry.is_some_and(|entry| entry.id != begun.id && entry.reason != Reason::Publish)
+        };
+        tokio::select! {
+            _ = self.wanted.wait_for(is_order) => {}
+            _ = self.stop.wait_for(|stop| *stop) => {}
+        }
+    }
+}
+
+/// Serves what is wanted out of a folder.
+pub(super) struct Work {
+    folder: Folder,
+    following: Following,
+    note: Note,
+    board: Arc<Board>,
+}
+
+impl Work {
+    pub(super) fn new(folder: Folder, following: Following, note: Note, board: Arc<Board>) -> Self {
+        Self { folder, following, note, board }
+    }
+
+    /// Works until it is time to stop.
+    pub(super) async fn run(&mut self, mut orders: Orders) {
+        let mut failures = 0;
+        while !orders.is_to_stop() {
+            let wanted = orders.wanted();
+            match self.attempt(wanted.as_ref(), &mut orders).await {
+                Ok(Came::Served) => {
+                    failures = 0;
+                    self.board.well();
+                    self.stand(wanted.as_ref(), &mut orders).await;
+                }
+                Ok(Came::Overruled) => {}
+                Err(error) => {
+                    failures += 1;
+                    let pause = pause(failures);
+                    self.board.failed(Part::Work, &error, pause);
+                    tokio::select! {
+                        () = orders.news(wanted.as_ref()) => {}
+                        () = sleep(pause) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Shows what is served and held.
+    pub(super) fn show(&self) {
+        let noted = self.note.serving.as_ref();
+        let serving = self.folder.points_at().and_then(|id| match noted {
+            Some(noted) if noted.target.snapshot == id => Some((noted.target.clone(), noted.since)),
+            _ => versions::target_of(&self.folder, id).map(|target| (target.clone(), target.when)),
+        });
+        self.board.serves(serving, versions::held(&self.folder, &self.note));
+    }
+
+    /// Comes back when something else is to be done, or `current` does not point where it has to any more.
+    async fn stand(&self, wanted: Option<&Wanted>, orders: &mut Orders) {
+        loop {
+            tokio::select! {
+                () = orders.news(wanted) => return,
+                () = sleep(LOOK) => {}
+            }
+            if let Some(wanted) = wanted
+                && self.folder.points_at() != Some(wanted.entry.snapshot)
+            {
+                tracing::warn!("somebody else changed what is served; it is put right");
+                return;
+            }
+        }
+    }
+
+    async fn attempt(&mut self, wanted: Option<&Wanted>, orders: &mut Orders) -> Result<Came> {
+        let lock = tokio::select! {
+            lock = self.folder.lock() => lock?,
+            () = orders.stopped() => return Ok(Came::Overruled),
+        };
+        self.settle(&lock).await?;
+        let Some(wanted) = wanted else { return Ok(Came::Served) };
+        let entry = &wanted.entry;
+        self.believe(entry, &lock).await?;
+        if self.note.serves(entry.snapshot) && self.folder.points_at() == Some(entry.snapshot) {
+            self.rename(entry, &lock).await?;
+            return Ok(Came::Served);
+        }
+        tokio::select! {
+            ready = Box::pin(self.make_ready(wanted, &lock)) => ready?,
+            () = orders.overruled(entry) => return Ok(Came::Overruled),
+        }
+        self.swap(entry, &lock).await?;
+        Ok(Came::Served)
+    }
+
+    /// Goes on with a swap that is not over.
+    async fn settle(&mut self, lock: &Lock) -> Result<()> {
+        let Some(pending) = self.note.pending.clone() else { return Ok(()) };
+        match pending.step {
+            Step::After if self.folder.points_at() == Some(pending.target.snapshot) => {
+                self.finish(pending.target, pending.previous, lock).await
+            }
+            // It had not begun.
+            Step::After => self.remember(lock, |note| note.pending = None).await,
+            Step::Restore => self.restore(pending, lock).await,
+        }
+    }
+
+    /// Sees to it that the channel has not gone back behind what was seen of it, and notes where it stands.
+    async fn believe(&mut self, entry: &Arc<ChannelEntry>, lock: &Lock) -> Result<()> {
+        let (model, forget) = (self.following.model.clone(), self.following.forget);
+        let followed = self.followed(entry);
+        fetch::apart(&entry.snapshot, (&self.folder, lock), move |folder, _| {
+            let seen = Seen::read(folder);
+            let seen = if forget { seen.unwrap_or_default() } else { seen? };
+            if !forget {
+                seen.check(&model, &followed)?;
+            }
+            seen.note(folder, &model, &followed)
+        })
+        .await?;
+        self.following.forget = false;
+        self.board.wants(entry);
+        Ok(())
+    }
+
+    fn followed(&self, entry: &ChannelEntry) -> Followed {
+        Followed { channel: self.following.channel.clone(), entry: entry.clone() }
+    }
+
+    /// Another entry points at what is served.
+    async fn rename(&mut self, entry: &ChannelEntry, lock: &Lock) -> Result<()> {
+        let target = target(entry);
+        if self.note.serving.as_ref().is_some_and(|served| served.target != target) {
+            let change = |note: &mut Note| {
+                if let Some(served) = &mut note.serving {
+                    served.target = target;
+                }
+            };
+            self.remember(lock, change).await?;
+        }
+        self.show();
+        Ok(())
+    }
+
+    /// Has the version in the folder, complete and verified, and the command that is run before a swap succeed.
+    async fn make_ready(&mut self, wanted: &Wanted, lock: &Lock) -> Result<()> {
+        let Wanted { root, limits, entry } = wanted;
+        let (note, trust, own) = (self.note.clone(), root.trust().cloned(), Arc::clone(entry));
+        let is_there = fetch::apart(&entry.snapshot, (&self.folder, lock), move |folder, _| {
+            Ok(versions::is_verified(folder, &note, &own, trust.as_ref()))
+        });
+        if !is_there.await? {
+            let manifest = pointed_at(root, &self.following.model, &self.followed(entry)).await?;
+            let place = (&self.folder, lock);
+            let fetched =
+                fetch::bring(root, &entry.snapshot, Arc::clone(&manifest), place, limits, &()).await?;
+            self.verified(entry.snapshot, manifest, root, lock).await?;
+            self.board.tell(&Event::Fetched(fetched));
+        }
+        let Some(command) = &self.following.hooks.before else { return Ok(()) };
+        let target = target(entry);
+        let about = self.about(Phase::Before, &target, self.folder.points_at());
+        hook::run(command, &about, self.following.hooks.limit).await
+    }
+
+    /// Notes that a version was verified.
+    async fn verified(
+        &mut self,
+        id: SnapshotId,
+        manifest: Arc<SnapshotManifest>,
+        root: &Root,
+        lock: &Lock,
+    ) -> Result<()> {
+        let trust = root.trust().cloned();
+        let stamp = fetch::apart(&id, (&self.folder, lock), move |folder, id| {
+            let stamp = versions::stamp(folder, *id, &manifest, trust.as_ref());
+            stamp.map_err(|error| StoreError::io(folder.version(id).display(), &error))
+        });
+        let stamp = stamp.await?;
+        self.remember(lock, |note| drop(note.verified.insert(id, stamp))).await
+    }
+
+    /// Flips `current`, and has the command that is run after it succeed.
+    async fn swap(&mut self, entry: &ChannelEntry, lock: &Lock) -> Result<()> {
+        let (target, previous) = (target(entry), self.folder.points_at());
+        if self.following.hooks.after.is_some() {
+            let pending = Pending { step: Step::After, target: target.clone(), previous };
+            self.remember(lock, |note| note.pending = Some(pending)).await?;
+        }
+        fetch::apart(&entry.snapshot, (&self.folder, lock), Folder::flip).await?;
+        self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note));
+        self.finish(target, previous, lock).await
+    }
+
+    /// The end of a swap.
+    async fn finish(&mut self, target: Target, previous: Option<SnapshotId>, lock: &Lock) -> Result<()> {
+        if let Some(command) = &self.following.hooks.after {
+            let about = self.about(Phase::After, &target, previous);
+            if let Err(error) = hook::run(command, &about, self.following.hooks.limit).await {
+                let pending = Pending { step: Step::Restore, target, previous };
+                self.restore(pending, lock).await.map_err(|beside| {
+                    StoreError::new(Class::Hook, error.object(), format!("{error}; and {beside}"))
+                })?;
+                return Err(error);
+            }
+        }
+        let (step, sequence, snapshot) = (target.step, target.sequence, target.snapshot);
+        let served = Served { target, since: self.since(snapshot, previous) };
+        self.remember(lock, |note| note.served(served)).await?;
+        tracing::info!(sequence, %snapshot, step, "it is served");
+        if previous != Some(snapshot) {
+            self.board.tell(&Event::Swapped);
+        }
+        let (mut note, keep) = (self.note.clone(), self.following.keep);
+        let kept = fetch::apart(&snapshot, (&self.folder, lock), move |folder, _| {
+            let kept = versions::keep(folder, &mut note, keep);
+            Ok((note, kept))
+        });
+        let (note, kept) = kept.await?;
+        self.note = note;
+        if let Err(error) = kept {
+            tracing::warn!(%error, "an old version is not removed");
+        }
+        self.show();
+        Ok(())
+    }
+
+    /// Since when this snapshot is served, which is served now.
+    fn since(&self, snapshot: SnapshotId, previous: Option<SnapshotId>) -> Timestamp {
+        match &self.note.serving {
+            Some(served) if served.target.snapshot == snapshot && previous == Some(snapshot) => served.since,
+            _ => now(),
+        }
+    }
+
+    /// Goes back to what was served before a swap whose command failed.
+    async fn restore(&mut self, pending: Pending, lock: &Lock) -> Result<()> {
+        let Pending { target, previous, .. } = pending.clone();
+        self.remember(lock, |note| note.pending = Some(pending)).await?;
+        let previous = previous.filter(|id| self.folder.version(id).is_dir());
+        let mut restored = Ok(());
+        if let Some(id) = previous.filter(|id| *id != target.snapshot) {
+            fetch::apart(&id, (&self.folder, lock), Folder::flip).await?;
+            self.show();
+            restored = self.run_again(id, target.snapshot).await;
+        } else if previous.is_none() {
+            fetch::apart(&target.snapshot, (&self.folder, lock), |folder, _| folder.unlink_current()).await?;
+        }
+        self.remember(lock, |note| note.pending = None).await?;
+        self.show();
+        restored
+    }
+
+    /// Runs the command for what is served again.
+    async fn run_again(&self, id: SnapshotId, failed: SnapshotId) -> Result<()> {
+        let Some(command) = &self.following.hooks.after else { return Ok(()) };
+        let noted = self.note.serving.as_ref().map(|served| &served.target);
+        let target = noted.filter(|target| target.snapshot == id).cloned();
+        let Some(target) = target.or_else(|| versions::target_of(&self.folder, id)) else { return Ok(()) };
+        let about = self.about(Phase::Restore, &target, Some(failed));
+        hook::run(command, &about, self.following.hooks.limit).await
+    }
+
+    fn about<'a>(&'a self, phase: Phase, target: &'a Target, previous: Option<SnapshotId>) -> About<'a> {
+        About {
+            phase,
+            model: &self.following.model,
+            channel: &self.following.channel,
+            target,
+            previous,
+            version: self.folder.version(&target.snapshot),
+            current: self.folder.current(),
+        }
+    }
+
+    /// Changes the note, on the disk first.
+    async fn remember(&mut self, lock: &Lock, change: impl FnOnce(&mut Note)) -> Result<()> {
+        let mut note = self.note.clone();
+        change(&mut note);
+        let written = note.clone();
+        let any = SnapshotId::from_bytes([0; 32]);
+        fetch::apart(&any, (&self.folder, lock), move |folder, _| written.write(folder)).await?;
+        self.note = note;
+        Ok(())
+    }
+}
