@@ -128,6 +128,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Figures of the API.
+    #[must_use]
+    pub fn api(&self) -> &Arc<api::Api> {
+        &self.api
+    }
+
     fn registered(mut self) -> Self {
         let registry = &mut self.registry;
         self.api.register(registry);

@@ -326,6 +326,17 @@ pub fn listed(text: &str) -> Result<Vec<Entry>> {
     entries(text)
 }
 
+/// A file's text without the tokens of a name, and how many those were.
+///
+/// # Errors
+/// Where it does not parse.
+pub fn without(text: &str, name: &str) -> Result<(String, usize)> {
+    let (gone, kept): (Vec<_>, Vec<_>) = entries(text)?.into_iter().partition(|entry| entry.name == name);
+    let text = toml::to_string(&File { token: kept })
+        .map_err(|error| Failure::internal("writing tokens", error))?;
+    Ok((text, gone.len()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

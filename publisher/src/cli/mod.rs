@@ -4,6 +4,7 @@
 //! logs and progress go to standard error. A failure is one line `error: ...` there, and with `--json` an object
 //! `{"error": {"kind", "class", "message"}}` on standard output.
 
+mod api;
 mod bar;
 mod channels;
 mod completions;
@@ -24,11 +25,13 @@ mod publish;
 mod queue;
 mod report;
 mod republish;
+mod serve;
 mod shown;
 mod signals;
 mod signing;
 mod snapshots;
 mod store;
+mod token;
 mod verify;
 mod version;
 mod worker;
@@ -113,7 +116,7 @@ enum Command {
     Drop(drop::Drop),
     Spool(drop::SpoolCommand),
     Worker(worker::Worker),
-    Serve(worker::Serve),
+    Serve(serve::Serve),
     Jobs(jobs::Jobs),
     Republish(republish::Republish),
     Dead(dead::Dead),
@@ -136,6 +139,8 @@ enum Command {
     Sign(keys::Sign),
     #[command(subcommand)]
     Keys(keys::Keys),
+    #[command(subcommand)]
+    Token(token::Token),
     #[command(subcommand)]
     Store(store::Store),
     /// Check configuration and policy files.
@@ -478,6 +483,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Verify(verify) => return verify.run(context).await,
         Command::Sign(sign) => sign.run(context).await?,
         Command::Keys(keys) => keys.run(context)?,
+        Command::Token(token) => token.run(context)?,
         Command::Store(store) => return store.run(context).await,
         Command::Config(command) => command.run(context)?,
         Command::Completions(completions) => completions.run(context),
