@@ -9,8 +9,10 @@ use std::time::Duration;
 use clap::Args;
 use tokio::net::TcpListener;
 
+use weighbridge_snapshots::api::{Api as Client, Options};
+
 use super::worker::Opened;
-use super::{Context, LISTENING};
+use super::{Context, LISTENING, given};
 use crate::api::audit::Audit;
 use crate::api::guard::Gate;
 use crate::api::hub::Hub;
@@ -19,11 +21,14 @@ use crate::api::objects::Objects;
 use crate::api::shared::Shared;
 use crate::api::tls::{Files, Tls};
 use crate::api::tokens::Tokens;
-use crate::api::{self};
+use crate::api;
 use crate::config::{DEFAULT_API_LISTEN, Limits};
 use crate::error::{Failure, Result};
 use crate::http::cannot_listen;
 use crate::worker::Stop;
+
+/// The variable that holds the token to ask an API with.
+const TOKEN: &str = "WEIGHBRIDGE_API_TOKEN";
 
 /// How the API is offered.
 #[derive(Debug, Args)]
@@ -52,6 +57,49 @@ pub(super) struct ServerOptions {
     /// Append who moved which channel, pinned what or published again to this file, a JSON object a line.
     #[arg(long, value_name = "FILE")]
     audit_log: Option<PathBuf>,
+}
+
+/// How an API is asked.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "API")]
+pub(super) struct ApiOptions {
+    /// Ask this API instead of the store: https://HOST:PORT, or http:// on this machine [default: [client] url].
+    #[arg(long, env = "WEIGHBRIDGE_API", value_name = "URL")]
+    api: Option<String>,
+    /// A file that holds the API's token; without one the variable WEIGHBRIDGE_API_TOKEN is taken.
+    #[arg(long, value_name = "FILE")]
+    api_token_file: Option<PathBuf>,
+    /// Certificates in PEM by one of which the API's has to be signed [default: those that this machine trusts].
+    #[arg(long, value_name = "FILE")]
+    api_ca: Option<PathBuf>,
+    /// This client's certificate in PEM, where the API asks for one.
+    #[arg(long, value_name = "FILE", requires = "api_key")]
+    api_certificate: Option<PathBuf>,
+    /// Its private key in PEM.
+    #[arg(long, value_name = "FILE", requires = "api_certificate")]
+    api_key: Option<PathBuf>,
+    /// Let the token go over plain http to another machine.
+    #[arg(long)]
+    allow_http: bool,
+}
+
+impl ApiOptions {
+    /// The API that is to be asked; `None` where none is named.
+    pub(super) fn open(&self, context: &Context) -> Result<Option<Arc<Client>>> {
+        let configured = &context.config.client;
+        let Some(url) = given(self.api.as_ref()).or(configured.url.as_deref()) else { return Ok(None) };
+        let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
+        let or = |option: &Option<PathBuf>, other: &Option<PathBuf>| option.clone().or_else(|| other.clone());
+        let options = Options {
+            token,
+            token_file: or(&self.api_token_file, &configured.token_file),
+            ca: or(&self.api_ca, &configured.ca),
+            identity: or(&self.api_certificate, &configured.certificate)
+                .zip(or(&self.api_key, &configured.key)),
+            allow_http: self.allow_http || configured.allow_http.unwrap_or(false),
+        };
+        Ok(Some(Arc::new(Client::new(url, &options)?)))
+    }
 }
 
 /// The API, ready to answer.

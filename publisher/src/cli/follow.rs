@@ -11,13 +11,14 @@ use weighbridge_schemas::host::{HostStatus, Target};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ChannelName;
+use weighbridge_snapshots::api::Api;
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::fetch::Limits;
 use weighbridge_snapshots::follow::{Event, Follower, Following, Hooks, Listener, Opener, Source};
 use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::{Absent, Durability, Root};
 use weighbridge_snapshots::sign::Trust;
-use weighbridge_snapshots::watch::{StoreWatch, Watch};
+use weighbridge_snapshots::watch::{ApiWatch, StoreWatch, Watch};
 
 use super::output::{Output, between, plain, short};
 use super::shown::Shown;
@@ -80,6 +81,8 @@ pub(super) struct Task {
     pub(super) forget: bool,
     pub(super) durability: Durability,
     pub(super) trust: Option<Trust>,
+    /// The API that is asked in the store's place.
+    pub(super) api: Option<Arc<Api>>,
     /// How much a fetch out of this store may use.
     pub(super) limits: Box<dyn Fn(&Root) -> Limits + Send>,
 }
@@ -99,7 +102,7 @@ impl FollowOptions {
             None => INTERVAL,
         };
         let listen = self.listen.or(configured.listen);
-        let roots = Roots::of(context, task.trust);
+        let roots = Roots::of(context, task.trust, task.api);
         let model = following.model.clone();
         let shown = Shown::on(context, listen).await?;
         let host = Arc::new(Host::new(&model, &channel));
@@ -109,8 +112,12 @@ impl FollowOptions {
         let opener: Opener = Box::new(move || {
             let root = roots.open(roots.read)?;
             let looked = roots.open(roots.look)?;
-            let watch = StoreWatch::new(&looked, model.clone(), channel.clone(), None, interval);
-            Ok(Source { watch: Watch::Store(watch), limits: limits(&root), root })
+            let (model, channel) = (model.clone(), channel.clone());
+            let watch = match looked.api() {
+                Some(_) => Watch::Api(ApiWatch::new(&looked, model, channel, None)),
+                None => Watch::Store(StoreWatch::new(&looked, model, channel, None, interval)),
+            };
+            Ok(Source { watch, limits: limits(&root), root })
         });
         let follower = Follower::new(&task.into, task.durability, following, opener, listener).await?;
         shown.show(host);
@@ -188,22 +195,26 @@ struct Roots {
     location: String,
     bucket: weighbridge_snapshots::bucket::Options,
     trust: Option<Trust>,
+    api: Option<Arc<Api>>,
     /// How patient whoever looks at the channel is, and whoever reads chunks.
     look: Duration,
     read: Duration,
 }
 
 impl Roots {
-    fn of(context: &Context, trust: Option<Trust>) -> Self {
+    fn of(context: &Context, trust: Option<Trust>, api: Option<Arc<Api>>) -> Self {
         let bucket = context.config.bucket.options();
         let read = context.config.bucket.retry_seconds.map_or(READ, Duration::from_secs);
         let location = context.location().to_owned();
-        Self { location, bucket, trust, look: LOOK.min(read), read }
+        Self { location, bucket, trust, api, look: LOOK.min(read), read }
     }
 
     fn open(&self, patience: Duration) -> std::result::Result<Root, StoreError> {
         let options = weighbridge_snapshots::bucket::Options { patience, ..self.bucket.clone() };
-        let root = Root::open_as(&self.location, Absent::Refuse, Durability::Synced, &options)?;
+        let root = match &self.api {
+            Some(api) => Root::behind_api(api, &options)?,
+            None => Root::open_as(&self.location, Absent::Refuse, Durability::Synced, &options)?,
+        };
         Ok(match &self.trust {
             Some(trust) => root.trusting(trust.clone()),
             None => root,

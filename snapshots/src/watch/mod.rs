@@ -3,10 +3,12 @@
 //! | room | holds |
 //! |---|---|
 //! | `store` | watching it in the store itself |
+//! | `api` | having an API watch it |
 //!
 //! A watch keeps no promise but that of telling the newest entry: of several that came at once the others are passed
 //! over. It never waits by itself for what fails: whoever watches is told, and calls again when it likes.
 
+mod api;
 mod store;
 
 use bytes::Bytes;
@@ -18,6 +20,7 @@ use crate::channel::Channel;
 use crate::error::Result;
 use crate::root::Root;
 
+pub use api::ApiWatch;
 pub use store::StoreWatch;
 
 /// Where a channel is watched.
@@ -25,6 +28,8 @@ pub use store::StoreWatch;
 pub enum Watch {
     /// In the store.
     Store(StoreWatch),
+    /// By an API.
+    Api(ApiWatch),
 }
 
 /// What is heard of a channel.
@@ -50,6 +55,7 @@ impl Watch {
     pub async fn next(&mut self) -> Result<Told> {
         match self {
             Self::Store(store) => store.next().await,
+            Self::Api(api) => api.next().await,
         }
     }
 }
