@@ -107,7 +107,9 @@ impl<'a> Channel<'a> {
                 Err(error) if error.class() == Class::NotFound => return Ok(None),
                 resolved => resolved?,
             };
-            let Some((_, bytes)) = resolved.entry.filter(|(name, _)| name == self.name) else { return Ok(None) };
+            let Some((_, bytes)) = resolved.entry.filter(|(name, _)| name == self.name) else {
+                return Ok(None);
+            };
             return Ok(Some((self.believed(&bytes)?, bytes)));
         }
         // The hint first: the entry that it names stood before it was left, and so is in the listing.

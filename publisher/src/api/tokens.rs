@@ -332,8 +332,8 @@ pub fn listed(text: &str) -> Result<Vec<Entry>> {
 /// Where it does not parse.
 pub fn without(text: &str, name: &str) -> Result<(String, usize)> {
     let (gone, kept): (Vec<_>, Vec<_>) = entries(text)?.into_iter().partition(|entry| entry.name == name);
-    let text = toml::to_string(&File { token: kept })
-        .map_err(|error| Failure::internal("writing tokens", error))?;
+    let text =
+        toml::to_string(&File { token: kept }).map_err(|error| Failure::internal("writing tokens", error))?;
     Ok((text, gone.len()))
 }
 

@@ -13,6 +13,7 @@ use weighbridge_snapshots::api::{Api as Client, Options};
 
 use super::worker::Opened;
 use super::{Context, LISTENING, given};
+use crate::api;
 use crate::api::audit::Audit;
 use crate::api::guard::Gate;
 use crate::api::hub::Hub;
@@ -21,7 +22,6 @@ use crate::api::objects::Objects;
 use crate::api::shared::Shared;
 use crate::api::tls::{Files, Tls};
 use crate::api::tokens::Tokens;
-use crate::api;
 use crate::config::{DEFAULT_API_LISTEN, Limits};
 use crate::error::{Failure, Result};
 use crate::http::cannot_listen;
@@ -172,7 +172,8 @@ fn check_exposure(address: SocketAddr, tokens: bool, tls: bool, plain: bool) -> 
 impl Server {
     /// Tells where it is: whoever started it may have asked for any free port.
     fn say(&self, context: &Context) -> Result<()> {
-        let address = self.listener.local_addr().map_err(|error| Failure::internal("the API's port", error))?;
+        let address =
+            self.listener.local_addr().map_err(|error| Failure::internal("the API's port", error))?;
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let who = if self.tokens.is_some() {
             ""
