@@ -35,8 +35,9 @@ const TOKEN_BYTES: u64 = 4096;
 const CERTIFICATE_BYTES: u64 = 1 << 20;
 /// Largest answer about one thing, in bytes.
 const ANSWER_BYTES: usize = limits::CHANNEL_ENTRY_BYTES + 4096;
-/// Largest answer about a fleet, in bytes.
-const FLEET_BYTES: usize = 512 << 20;
+/// Most hosts on a page, and the largest page in bytes.
+const HOSTS_A_PAGE: &str = "1000";
+const FLEET_BYTES: usize = 16 << 20;
 /// How often what may pass is tried, and the pause after the first time.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(250);
@@ -222,12 +223,13 @@ impl Api {
         self.asked("fleet/hosts", ANSWER_BYTES, post).await.map(drop)
     }
 
-    /// The hosts that told how they are: a JSON document.
+    /// The hosts that told how they are, a page of them: a JSON document, with the `token` of the next page.
     ///
     /// # Errors
     /// As the API fails.
-    pub async fn hosts(&self) -> Result<Bytes> {
-        let url = self.url(&["fleet", "hosts"])?;
+    pub async fn hosts(&self, token: &str) -> Result<Bytes> {
+        let mut url = self.url(&["fleet", "hosts"])?;
+        url.query_pairs_mut().append_pair("page_size", HOSTS_A_PAGE).append_pair("page_token", token);
         self.asked("fleet/hosts", FLEET_BYTES, || self.line.http.get(url.clone())).await
     }
 

@@ -27,6 +27,9 @@ pub struct Deed<'a> {
     pub action: &'a str,
     /// The token's name.
     pub caller: &'a str,
+    /// What the caller says of themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub said: Option<&'a str>,
     /// Where the request came from.
     pub from: SocketAddr,
     /// The model, where there is one.
@@ -92,6 +95,7 @@ mod tests {
         let deed = Deed {
             action: "promote",
             caller: "x\nforged",
+            said: None,
             from: "127.0.0.1:1".parse().unwrap(),
             model: Some("dlrm"),
             object: "dlrm@prod",

@@ -12,6 +12,7 @@ mod config;
 mod dead;
 mod drop;
 mod fetch;
+mod fleet;
 mod follow;
 mod gc;
 mod inspect;
@@ -124,6 +125,7 @@ enum Command {
     Queue(queue::Queue),
     Policy(policy::Policy),
     Fetch(fetch::Fetch),
+    Fleet(fleet::Fleet),
     Inspect(inspect::Inspect),
     Report(report::Show),
     Snapshots(snapshots::List),
@@ -468,6 +470,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Dead(dead) => dead.run(context).await?,
         Command::Queue(queue) => queue.run(context).await?,
         Command::Policy(policy) => policy.run(context).await?,
+        Command::Fleet(fleet) => return fleet.run(context).await,
         Command::Fetch(fetch) => fetch.run(context).await?,
         Command::Inspect(inspect) => inspect.run(context).await?,
         Command::Report(show) => show.run(context).await?,
