@@ -1,16 +1,17 @@
 //! `fetch --follow`: a folder that goes with a channel, until told to stop.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
 
-use weighbridge_schemas::host::{HostStatus, Target};
+use weighbridge_schemas::host::{HostState, HostStatus, Target};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ChannelName;
+use weighbridge_snapshots::catalog;
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::fetch::Limits;
 use weighbridge_snapshots::follow::{Event, Follower, Following, Hooks, Listener, Opener, Source};
@@ -100,22 +101,29 @@ impl FollowOptions {
         };
         let listen = self.listen.or(configured.listen);
         let roots = Roots::of(context, task.trust);
-        let model = following.model.clone();
+        let (model, of) = (following.model.clone(), channel.clone());
         let shown = Shown::on(context, listen).await?;
         let host = Arc::new(Host::new(&model, &channel));
         let listener = listener(&host, context.output);
-        roots.look(&reference, &channel, &task.into, context.output).await?;
+        let root = roots.first(&task.into)?;
         let limits = task.limits;
         let opener: Opener = Box::new(move || {
             let root = roots.open(roots.read)?;
             let looked = roots.open(roots.look)?;
-            let watch = StoreWatch::new(&looked, model.clone(), channel.clone(), None, interval);
+            let watch = StoreWatch::new(&looked, model.clone(), of.clone(), None, interval);
             Ok(Source { watch: Watch::Store(watch), limits: limits(&root), root })
         });
         let follower = Follower::new(&task.into, task.durability, following, opener, listener).await?;
         shown.show(host);
-        follower.run(stop.wait()).await;
-        Ok(())
+        let run = async {
+            follower.run(stop.wait()).await;
+            Err(None)
+        };
+        let looked = async { look(root, &reference, &channel, context.output).await.map_err(Some) };
+        match tokio::try_join!(run, looked) {
+            Err(Some(failure)) => Err(failure),
+            Err(None) | Ok(((), ())) => Ok(()),
+        }
     }
 
     fn following(
@@ -210,51 +218,66 @@ impl Roots {
         })
     }
 
-    /// Looks whether there is such a channel. What is not there yet is waited for; but whoever mistyped a name would
-    /// wait for ever, and is told.
-    async fn look(
-        &self,
-        reference: &Reference,
-        channel: &ChannelName,
-        into: &PathBuf,
-        output: Output,
-    ) -> Result<()> {
-        let root = match self.open(self.look) {
-            Ok(root) => root,
-            // A host that serves something goes on with that while the store is away.
-            Err(_) if into.join("current").is_dir() => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        match reference.resolve(&root, channel).await {
-            Ok(located) if located.followed.is_none() => Err(not_moving(&reference.to_string())),
-            Err(error) if error.class() == Class::NotFound => {
-                output.tell(&format!("waiting for {reference}: {}\n", plain(&error.to_string())));
-                Ok(())
-            }
-            Err(error) if error.class() == Class::Refused => Err(error.into()),
-            // The follower itself will say so, and try again.
-            _ => Ok(()),
+    /// The store, where it is there; `None` where it is away and something is served already, which goes on.
+    fn first(&self, into: &Path) -> Result<Option<Root>> {
+        match self.open(self.look) {
+            Ok(root) => Ok(Some(root)),
+            Err(_) if into.join("current").is_dir() => Ok(None),
+            Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// Looks whether there is such a channel. What is not there yet is waited for; but whoever mistyped a name would wait
+/// for ever, and is told.
+async fn look(
+    root: Option<Root>,
+    reference: &Reference,
+    channel: &ChannelName,
+    output: Output,
+) -> Result<()> {
+    let Some(root) = root else { return Ok(()) };
+    // Where that cannot be found out, the follower itself will say so.
+    let Ok(channels) = catalog::channels(&root, &reference.model).await else { return Ok(()) };
+    if channels.contains(channel) {
+        return Ok(());
+    }
+    match reference.resolve(&root, channel).await {
+        Ok(located) if located.followed.is_none() => Err(not_moving(&reference.to_string())),
+        Err(error) if error.class() == Class::NotFound => {
+            output.tell(&format!("waiting for {reference}: {}\n", plain(&error.to_string())));
+            Ok(())
+        }
+        Err(error) if error.class() == Class::Refused => Err(error.into()),
+        _ => Ok(()),
     }
 }
 
 /// Tells the host's figures what happens, and people or programs what is new.
 fn listener(host: &Arc<Host>, output: Output) -> Listener {
     let host = Arc::clone(host);
-    let said = Mutex::new(String::new());
+    let said = Mutex::new(None);
     Arc::new(move |event| {
         host.note(event);
         let Event::Status { status, is_news: true } = event else { return };
         if output.is_json() {
             return output.line(status);
         }
-        let line = line(status);
+        let news = Some(news(status));
         let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-        if *said != line {
-            output.tell(&line);
-            *said = line;
+        if *said != news {
+            output.tell(&line(status));
+            *said = news;
         }
     })
+}
+
+/// What of a status is news for people: of what fails again and again they hear once.
+fn news(status: &HostStatus) -> (HostState, Option<u64>, Option<u64>, Option<String>) {
+    let sequence = |target: &Option<Target>| target.as_ref().map(|target| target.sequence);
+    let serving = sequence(&status.serving).filter(|_| status.state == HostState::Current);
+    let class = status.last_error.as_ref().map(|why| why.class.clone());
+    (status.state, sequence(&status.wanted), serving, class)
 }
 
 /// How a host is, for people.

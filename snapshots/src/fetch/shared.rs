@@ -57,39 +57,56 @@ pub(super) async fn take_over(
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
-    let candidates: Vec<_> = manifest
-        .files
-        .iter()
-        .filter(|file| missing.iter().any(|piece| piece.file == staging.join(&file.name)))
-        .filter_map(|wanted| {
-            let source = others.file(wanted)?;
-            let before = fs::symlink_metadata(&source).ok().filter(Metadata::is_file)?;
-            Some(Candidate { source, before: Identity::of(&before), wanted })
-        })
-        .collect();
-    let places = candidates.iter().map(|candidate| (candidate.source.clone(), candidate.wanted)).collect();
-    for (candidate, is_whole) in candidates.iter().zip(whole(places, limits).await?) {
-        if !is_whole {
-            continue;
+    let is_missing = |missing: &[Piece], file: &SnapshotFile| {
+        let path = staging.join(&file.name);
+        missing.iter().any(|piece| piece.file == path)
+    };
+    let wanted = manifest.files.iter().filter(|file| is_missing(&missing, file));
+    let mut sources: Vec<_> = wanted.map(|file| (file, candidates(others, file))).collect();
+    loop {
+        // Of each file one candidate at a time: most are right.
+        sources.retain(|(file, candidates)| !candidates.is_empty() && is_missing(&missing, file));
+        let round: Vec<_> = sources.iter_mut().filter_map(|(_, candidates)| candidates.pop()).collect();
+        if round.is_empty() {
+            return Ok(missing);
         }
-        let target = staging.join(&candidate.wanted.name);
-        let (source, before) = (candidate.source.clone(), candidate.before);
-        let (own, lock) = (target.clone(), lock.clone());
-        let taken = apart("taking a file over", move || {
-            let _lock = lock;
-            Ok(share(&source, before, &own))
-        });
-        match taken.await? {
-            Ok(()) => {
-                let taken: u64 =
-                    missing.extract_if(.., |piece| piece.file == target).map(|piece| piece.chunk.size).sum();
-                progress.advance(taken);
+        let places = round.iter().map(|candidate| (candidate.source.clone(), candidate.wanted)).collect();
+        for (candidate, is_whole) in round.iter().zip(whole(places, limits).await?) {
+            let target = staging.join(&candidate.wanted.name);
+            if is_whole && take(candidate, target.clone(), lock.clone()).await? {
+                let taken = missing.extract_if(.., |piece| piece.file == target);
+                progress.advance(taken.map(|piece| piece.chunk.size).sum());
             }
-            // What cannot be shared is copied.
-            Err(error) => tracing::debug!(%error, file = %candidate.source.display(), "it is not taken over"),
         }
     }
-    Ok(missing)
+}
+
+/// Files of other versions that may be `wanted`: each once, by however many names.
+fn candidates<'m>(others: &Others, wanted: &'m SnapshotFile) -> Vec<Candidate<'m>> {
+    let mut candidates: Vec<Candidate<'m>> = Vec::new();
+    for source in others.files(wanted) {
+        let Ok(found) = fs::symlink_metadata(&source) else { continue };
+        let before = Identity::of(&found);
+        let is_new = candidates.iter().all(|candidate| candidate.before != before);
+        if found.is_file() && found.len() == wanted.size && is_new {
+            candidates.push(Candidate { source, before, wanted });
+        }
+    }
+    candidates
+}
+
+/// Takes a file over whose bytes were checked; whether that could be done.
+async fn take(candidate: &Candidate<'_>, target: PathBuf, lock: Lock) -> Result<bool> {
+    let (source, before) = (candidate.source.clone(), candidate.before);
+    apart("taking a file over", move || {
+        let _lock = lock;
+        // What cannot be shared is copied.
+        let shared = share(&source, before, &target);
+        Ok(shared
+            .inspect_err(|error| tracing::debug!(%error, file = %source.display(), "it is not taken over"))
+            .is_ok())
+    })
+    .await
 }
 
 /// Makes `target` a file with the bytes of `source`, which has to be what it was before they were checked.

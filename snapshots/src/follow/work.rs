@@ -16,7 +16,7 @@ use super::board::{Board, Part, now, target};
 use super::hook::{self, About, Phase};
 use super::note::{Note, Pending, Served, Step};
 use super::{Event, Following, pause, versions};
-use crate::error::{Class, Result, StoreError};
+use crate::error::{Result, StoreError};
 use crate::fetch::{self, Folder, Limits, Lock, Seen};
 use crate::reference::{Followed, pointed_at};
 use crate::root::Root;
@@ -135,7 +135,7 @@ impl Work {
             Some(noted) if noted.target.snapshot == id => Some((noted.target.clone(), noted.since)),
             _ => versions::target_of(&self.folder, id).map(|target| (target.clone(), target.when)),
         });
-        self.board.serves(serving, versions::held(&self.folder, &self.note));
+        self.board.serves(serving, versions::held(&self.folder, &self.note), self.note.pending.is_none());
     }
 
     /// Comes back when something else is to be done, or `current` does not point where it has to any more.
@@ -271,7 +271,8 @@ impl Work {
             self.remember(lock, |note| note.pending = Some(pending)).await?;
         }
         fetch::apart(&entry.snapshot, (&self.folder, lock), Folder::flip).await?;
-        self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note));
+        let is_over = self.note.pending.is_none();
+        self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note), is_over);
         self.finish(target, previous, lock).await
     }
 
@@ -281,10 +282,10 @@ impl Work {
             let about = self.about(Phase::After, &target, previous);
             if let Err(error) = hook::run(command, &about, self.following.hooks.limit).await {
                 let pending = Pending { step: Step::Restore, target, previous };
-                self.restore(pending, lock).await.map_err(|beside| {
-                    StoreError::new(Class::Hook, error.object(), format!("{error}; and {beside}"))
-                })?;
-                return Err(error);
+                return Err(match self.restore(pending, lock).await {
+                    Ok(()) => error,
+                    Err(beside) => error.and(&beside),
+                });
             }
         }
         let (step, sequence, snapshot) = (target.step, target.sequence, target.snapshot);
