@@ -217,11 +217,15 @@ impl Server {
         let over = Arc::clone(&is_over);
         let thread = std::thread::spawn(move || {
             let mut loads = Vec::new();
-            while !over.load(Ordering::Relaxed) {
+            loop {
+                // What is served when it is over is loaded too.
+                let is_last = over.load(Ordering::Relaxed);
                 loads.push(load(&current));
+                if is_last {
+                    return loads;
+                }
                 std::thread::sleep(Duration::from_millis(5));
             }
-            loads
         });
         Self { is_over, thread }
     }

@@ -17,7 +17,7 @@ use super::hook::{self, About, Phase};
 use super::note::{Note, Pending, Served, Step};
 use super::{Event, Following, pause, versions};
 use crate::error::{Result, StoreError};
-use crate::fetch::{self, Folder, Limits, Lock, Seen};
+use crate::fetch::{self, Folder, Limits, Lock, Seen, Staged};
 use crate::reference::{Followed, pointed_at};
 use crate::root::Root;
 
@@ -96,11 +96,13 @@ pub(super) struct Work {
     following: Following,
     note: Note,
     board: Arc<Board>,
+    /// What an attempt that failed left in the staging folder.
+    staged: Staged,
 }
 
 impl Work {
     pub(super) fn new(folder: Folder, following: Following, note: Note, board: Arc<Board>) -> Self {
-        Self { folder, following, note, board }
+        Self { folder, following, note, board, staged: Staged::default() }
     }
 
     /// Works until it is time to stop.
@@ -234,9 +236,10 @@ impl Work {
         });
         if !is_there.await? {
             let manifest = pointed_at(root, &self.following.model, &self.followed(entry)).await?;
-            let place = (&self.folder, lock);
-            let fetched =
-                fetch::bring(root, &entry.snapshot, Arc::clone(&manifest), place, limits, &()).await?;
+            let (place, staged) = ((&self.folder, lock), &mut self.staged);
+            let found = Arc::clone(&manifest);
+            let fetched = fetch::bring(root, &entry.snapshot, found, place, staged, limits, &()).await?;
+            self.staged = Staged::default();
             self.verified(entry.snapshot, manifest, root, lock).await?;
             self.board.tell(&Event::Fetched(fetched));
         }
