@@ -16,6 +16,18 @@ mod example;
 #[path = "../system/fixtures.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod fixtures;
+mod follower;
+mod hooks;
+mod kills;
+mod moving;
 mod numbered;
+mod outages;
+#[path = "../store/places.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod places;
 mod reading;
+mod sharing;
 mod swaps;
+#[path = "../system/volume.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod volume;
