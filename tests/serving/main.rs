@@ -28,6 +28,7 @@ mod places;
 mod reading;
 mod sharing;
 mod swaps;
+mod together;
 #[path = "../system/volume.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod volume;
