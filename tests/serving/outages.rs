@@ -1,5 +1,5 @@
-//! A source that is away, lacks something, or says what cannot be: what is served is served on, the status says why, and
-//! nobody has to do anything once it is well again.
+//! A source that is away, lacks something, or says what cannot be: what is served is served on, the status says why,
+//! and nobody has to do anything once it is well again.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

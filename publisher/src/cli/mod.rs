@@ -98,7 +98,7 @@ pub struct Global {
     /// The configuration file [default: weighbridge.toml, where there is one].
     #[arg(long, global = true, env = "WEIGHBRIDGE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// One JSON document on standard output, and nothing else there; with `fetch --follow` one a line.
+    /// One JSON document on standard output, and nothing else there.
     #[arg(long, global = true)]
     json: bool,
     /// What is logged to standard error: error, warn, info, debug, or a filter such as weighbridge=debug.

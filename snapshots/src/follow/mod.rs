@@ -1,5 +1,5 @@
-//! Following a channel: a folder whose `current` points at what the channel does, soon after it does, for as long as this
-//! runs. What is served before a new version is complete, verified and swapped to is served on, whatever fails.
+//! Following a channel: a folder whose `current` points at what the channel does, soon after it does, for as long as
+//! this runs. What is served before a new version is complete, verified and swapped to is served on, whatever fails.
 //!
 //! ```text
 //! DIR/current                 what is served: as a fetch leaves it

@@ -58,8 +58,8 @@ impl At {
 }
 
 impl StoreWatch {
-    /// Watches `channel` of `model`: what stands there is told first, unless its number is `after`, and then what comes,
-    /// looked for every `interval`. A channel without entries is waited for.
+    /// Watches `channel` of `model`: what stands there is told first, unless its number is `after`, and then what
+    /// comes, looked for every `interval`. A channel without entries is waited for.
     #[must_use]
     pub fn new(
         root: &Root,
