@@ -18,4 +18,6 @@ mod example;
 mod fixtures;
 mod numbered;
 mod reading;
+mod recipes;
+mod reference;
 mod swaps;
