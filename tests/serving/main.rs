@@ -27,6 +27,8 @@ mod outages;
 mod places;
 mod reading;
 mod sharing;
+mod recipes;
+mod reference;
 mod swaps;
 mod together;
 #[path = "../system/volume.rs"]
