@@ -16,6 +16,13 @@ mod example;
 #[path = "../system/fixtures.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod fixtures;
+mod fleet;
 mod numbered;
+mod operating;
+mod publishing;
+#[path = "../system/queued.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod queued;
 mod reading;
+mod site;
 mod swaps;
