@@ -6,7 +6,7 @@ use tonic::Code;
 use weighbridge::api::proto::{ListHostsRequest, ReportRequest};
 
 use crate::binary::ended;
-use crate::site::{Site, by, field, refused};
+use crate::site::{Site, by, field, http, refused};
 
 /// The status of a host that follows `prod` of a model, and serves entry number `serving`.
 fn status(host: &str, model: &str, serving: u64) -> Value {
@@ -33,9 +33,9 @@ async fn hosts_are_seen_by_who_operates_their_model() {
     let mut client = site.fleet();
     client.report(by(&site.fetch, report(&status("b", "m", 2)))).await.unwrap();
     client.report(by(&site.other, report(&status("c", "other", 3)))).await.unwrap();
-    let http = reqwest::Client::new();
+    let plain = http();
     let url = format!("{}/v1/fleet/hosts", site.url);
-    let post = |token: &str, body: String| http.post(&url).bearer_auth(token).body(body).send();
+    let post = |token: &str, body: String| plain.post(&url).bearer_auth(token).body(body).send();
     let answer = post(&site.fetch, status("a", "m", 3).to_string()).await.unwrap();
     assert_eq!(answer.status(), 204);
     // The newest word of a host counts.
@@ -64,7 +64,7 @@ async fn hosts_are_seen_by_who_operates_their_model() {
     assert_eq!((rest.hosts[0].host.as_str(), rest.next_page_token.as_str()), ("c", ""));
 
     let listed =
-        http.get(format!("{url}?model=m&page_size=1")).bearer_auth(&site.operate).send().await.unwrap();
+        plain.get(format!("{url}?model=m&page_size=1")).bearer_auth(&site.operate).send().await.unwrap();
     assert_eq!(listed.headers()["cache-control"], "no-store");
     let listed: Value = serde_json::from_slice(&listed.bytes().await.unwrap()).unwrap();
     assert_eq!(listed["hosts"][0]["status"]["host"], "a");
@@ -96,17 +96,17 @@ async fn who_may_not_and_what_is_no_status_is_refused() {
     let status = client.list_hosts(by(&site.all, bad)).await.unwrap_err();
     assert_eq!((status.code(), field(&status)), (Code::InvalidArgument, "page_token".to_owned()));
 
-    let http = reqwest::Client::new();
+    let plain = http();
     let url = format!("{}/v1/fleet/hosts", site.url);
     let post = async |token: &str, body: String| {
-        http.post(&url).bearer_auth(token).body(body).send().await.unwrap().status().as_u16()
+        plain.post(&url).bearer_auth(token).body(body).send().await.unwrap().status().as_u16()
     };
     assert_eq!(post(&site.operate, mine.to_string()).await, 403);
     assert_eq!(post("wb_nobody", mine.to_string()).await, 401);
     assert_eq!(post(&site.fetch, "{}".into()).await, 400);
     assert_eq!(post(&site.fetch, " ".repeat(100 << 10)).await, 413);
     let get = async |query: &str| {
-        let answer = http.get(format!("{url}{query}")).bearer_auth(&site.all).send().await.unwrap();
+        let answer = plain.get(format!("{url}{query}")).bearer_auth(&site.all).send().await.unwrap();
         let code = answer.status().as_u16();
         (code, serde_json::from_slice::<Value>(&answer.bytes().await.unwrap()).unwrap())
     };

@@ -126,6 +126,13 @@ impl Drop for Site {
     }
 }
 
+/// A client of plain HTTP.
+pub(crate) fn http() -> reqwest::Client {
+    // Another test may have been first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::new()
+}
+
 /// A request by the bearer of `token`.
 pub(crate) fn by<T>(token: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
