@@ -21,7 +21,10 @@ use weighbridge_schemas::names::{ChannelName, ModelName};
 
 use crate::bucket::{self, Client, check_endpoint};
 use crate::error::{Class, Result, StoreError};
+use crate::outside;
 
+/// The variable that holds the token.
+const TOKEN_VARIABLE: &str = "WEIGHBRIDGE_API_TOKEN";
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long an answer that is no stream may take.
@@ -52,6 +55,15 @@ pub struct Options {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// Whether a token may go over plain http to another machine.
     pub allow_http: bool,
+}
+
+impl Options {
+    /// With the token that stands in the variable `WEIGHBRIDGE_API_TOKEN`, where one does.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        let token = outside::variable(TOKEN_VARIABLE).filter(|token| !token.trim().is_empty());
+        Self { token, ..Self::default() }
+    }
 }
 
 impl fmt::Debug for Options {

@@ -225,6 +225,29 @@ async fn what_makes_no_sense_is_told_by_its_field() {
 }
 
 #[tokio::test]
+async fn many_follow_one_job_until_the_server_stops() {
+    let mut site = Site::start("api,worker");
+    let mut client = site.publishing();
+    let (id, written) = manifest("m", 1, &site.store.folder.path().join("absent"));
+    client.submit(by(&site.drop, SubmitRequest { manifest: written.into() })).await.unwrap();
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        streams.push(client.watch_job(by(&site.drop, watch(&id))).await.unwrap().into_inner());
+    }
+    for stream in &mut streams {
+        let waits = async {
+            while stream.next().await.unwrap().unwrap().job.is_none_or(|job| job.state != "waiting") {}
+        };
+        timeout(PATIENCE, waits).await.unwrap();
+    }
+    let stopping = tokio::task::spawn_blocking(move || site.stop());
+    for stream in streams {
+        assert!(states(stream).await.iter().all(|job| !job.ended), "it ends without an end of the job");
+    }
+    stopping.await.unwrap();
+}
+
+#[tokio::test]
 async fn an_id_that_another_manifest_has_is_refused_at_once() {
     let site = Site::start("api,worker");
     let mut client = site.publishing();

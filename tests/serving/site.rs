@@ -74,6 +74,13 @@ impl Site {
         Self { store, child, url, all, drop, fetch, operate, other }
     }
 
+    /// Tells the server to stop, and waits until it has.
+    pub(crate) fn stop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
+    }
+
     /// A connection.
     pub(crate) fn channel(&self) -> Channel {
         Endpoint::from_shared(self.url.clone()).unwrap().connect_lazy()

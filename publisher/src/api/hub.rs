@@ -134,7 +134,7 @@ fn heard(state: &mut State, told: Told) -> bool {
     match told {
         Told::Quiet => news,
         Told::Entry { entry, bytes } => {
-            state.entry = Some(Arc::new(Entry { entry, bytes }));
+            state.entry = Some(Arc::new(Entry { entry: *entry, bytes }));
             true
         }
     }

@@ -27,9 +27,6 @@ use crate::error::{Failure, Result};
 use crate::http::cannot_listen;
 use crate::worker::Stop;
 
-/// The variable that holds the token to ask an API with.
-const TOKEN: &str = "WEIGHBRIDGE_API_TOKEN";
-
 /// How the API is offered.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "API")]
@@ -88,15 +85,14 @@ impl ApiOptions {
     pub(super) fn open(&self, context: &Context) -> Result<Option<Arc<Client>>> {
         let configured = &context.config.client;
         let Some(url) = given(self.api.as_ref()).or(configured.url.as_deref()) else { return Ok(None) };
-        let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
         let or = |option: &Option<PathBuf>, other: &Option<PathBuf>| option.clone().or_else(|| other.clone());
         let options = Options {
-            token,
             token_file: or(&self.api_token_file, &configured.token_file),
             ca: or(&self.api_ca, &configured.ca),
             identity: or(&self.api_certificate, &configured.certificate)
                 .zip(or(&self.api_key, &configured.key)),
             allow_http: self.allow_http || configured.allow_http.unwrap_or(false),
+            ..Options::from_environment()
         };
         Ok(Some(Arc::new(Client::new(url, &options)?)))
     }

@@ -25,6 +25,7 @@ mod policy;
 mod publish;
 mod queue;
 mod report;
+mod reports;
 mod republish;
 mod serve;
 mod shown;
