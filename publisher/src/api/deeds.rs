@@ -138,7 +138,7 @@ impl Deeds {
                 Ok(done) => (done.before.clone(), done.after.clone(), "done"),
                 Err(refusal) => (None, None, refusal.class()),
             };
-            shared.audit.note(&deed(&asker, &asked, before, after, outcome));
+            note(&shared, &deed(&asker, &asked, before, after, outcome));
             done.map(|done| done.answer)
         });
         task.await.unwrap_or_else(|error| Err(Failure::internal("what was asked for", error).into()))
@@ -146,9 +146,14 @@ impl Deeds {
 
     /// Writes down that it was refused; gives the refusal back.
     pub fn refused(&self, asker: &Asker, asked: &Asked, refusal: Refusal) -> Refusal {
-        self.shared.audit.note(&deed(asker, asked, None, None, refusal.class()));
+        note(&self.shared, &deed(asker, asked, None, None, refusal.class()));
         refusal
     }
+}
+
+fn note(shared: &Shared, deed: &Deed<'_>) {
+    shared.figures.operated();
+    shared.audit.note(deed);
 }
 
 fn deed<'a>(

@@ -1,13 +1,12 @@
 //! When jobs were accepted. Their ids tell nothing of it, so every record has to be read to list the newest first; but
 //! records never change, and what was read once is remembered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 
 use futures::{StreamExt, stream};
-use tokio::sync::Mutex;
-
 use weighbridge_schemas::error::{DocumentError, shorten};
 use weighbridge_schemas::job::JobId;
 use weighbridge_schemas::names::ModelName;
@@ -59,6 +58,8 @@ impl FromStr for Accepted {
 #[derive(Debug, Default)]
 pub struct Ages {
     known: Mutex<BTreeMap<ModelName, BTreeMap<JobId, Timestamp>>>,
+    /// Who has it reads records: whoever else wants some finds them read.
+    reading: tokio::sync::Mutex<()>,
 }
 
 impl Ages {
@@ -73,34 +74,50 @@ impl Ages {
         damage: &mut Option<StoreError>,
     ) -> Result<Vec<Accepted>> {
         let ids = jobs::list(root, model).await?;
-        // Whoever asks meanwhile waits, and finds it read.
-        let mut known = self.known.lock().await;
-        let before = known.remove(model).unwrap_or_default();
-        let room = MOST.saturating_sub(known.values().map(BTreeMap::len).sum());
-        let read = |id: JobId| {
-            let remembered = before.get(&id).copied();
-            async move {
-                let at = match remembered {
-                    Some(at) => Ok(Some(at)),
-                    None => Job::new(root, model, &id)
-                        .record()
-                        .await
-                        .map(|record| record.map(|record| record.accepted_at)),
-                };
-                (id, at)
-            }
+        let (mut accepted, mut unknown) = self.known(model, &ids);
+        if unknown.is_empty() {
+            return Ok(accepted);
+        }
+        let _reading = self.reading.lock().await;
+        (accepted, unknown) = self.known(model, &ids);
+        let read = |id: JobId| async move {
+            let record = Job::new(root, model, &id).record().await;
+            (id, record.map(|record| record.map(|record| record.accepted_at)))
         };
-        let ages = known.entry(model.clone()).or_default();
-        let mut reading = stream::iter(ids).map(read).buffered(BESIDE);
-        let mut accepted = Vec::new();
+        let mut reading = stream::iter(unknown).map(read).buffered(BESIDE);
         while let Some((id, at)) = reading.next().await {
             let Some(at) = whole(at, damage)?.flatten() else { continue };
-            if ages.len() < room {
-                ages.insert(id.clone(), at);
-            }
+            // At once, so that what was read stays read where nobody waits for the rest.
+            self.remember(model, &id, at);
             accepted.push(Accepted { at, model: model.clone(), id });
         }
         Ok(accepted)
+    }
+
+    /// Of these jobs those whose age is known, and the others; jobs that are not among them are forgotten.
+    fn known(&self, model: &ModelName, ids: &[JobId]) -> (Vec<Accepted>, Vec<JobId>) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let listed: BTreeSet<&JobId> = ids.iter().collect();
+        let Some(ages) = known.get_mut(model) else { return (Vec::new(), ids.to_vec()) };
+        ages.retain(|id, _| listed.contains(id));
+        let (mut accepted, mut unknown) = (Vec::with_capacity(ids.len()), Vec::new());
+        for id in ids {
+            match ages.get(id) {
+                Some(&at) => accepted.push(Accepted { at, model: model.clone(), id: id.clone() }),
+                None => unknown.push(id.clone()),
+            }
+        }
+        if ages.is_empty() {
+            known.remove(model);
+        }
+        (accepted, unknown)
+    }
+
+    fn remember(&self, model: &ModelName, id: &JobId, at: Timestamp) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.values().map(BTreeMap::len).sum::<usize>() < MOST {
+            known.entry(model.clone()).or_default().insert(id.clone(), at);
+        }
     }
 
     /// A model's jobs, the newest first.
@@ -121,6 +138,21 @@ impl Ages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_read_is_remembered_for_as_long_as_it_is_listed() {
+        let (ages, model) = (Ages::default(), "m".parse().unwrap());
+        let ids: Vec<_> = (0..3u8).map(|n| JobId::of(&[n])).collect();
+        assert_eq!(ages.known(&model, &ids), (vec![], ids.clone()));
+        for (n, id) in (0..).zip(&ids[..2]) {
+            ages.remember(&model, id, Timestamp::from_nanoseconds(n));
+        }
+        let (known, unknown) = ages.known(&model, &ids[1..]);
+        assert_eq!((known[0].id.clone(), known.len()), (ids[1].clone(), 1));
+        assert_eq!(unknown, ids[2..]);
+        assert_eq!(ages.known(&model, &ids[..1]), (vec![], ids[..1].to_vec()), "it was not listed before");
+        assert!(ages.known.lock().unwrap().is_empty());
+    }
 
     #[test]
     fn a_place_in_a_list_is_read_as_it_was_written() {
