@@ -20,6 +20,7 @@ mod outages;
 #[allow(dead_code, reason = "shared with other tests")]
 mod places;
 mod sharing;
+mod shown;
 mod swaps;
 #[path = "../system/volume.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
