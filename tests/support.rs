@@ -1,10 +1,11 @@
-//! What the tests and the load program share: synthetic checkpoints of any size, what a process takes, a real RabbitMQ,
-//! real object stores.
+//! What the tests and the load program share: synthetic checkpoints of any size, what a process or a look-up takes, a
+//! real RabbitMQ, real object stores.
 
 use std::path::Path;
 
 pub mod buckets;
 pub mod certificates;
+pub mod lookups;
 pub mod packages;
 mod ports;
 pub mod process;

@@ -16,6 +16,10 @@ use weighbridge_snapshots::sign::PublicKey;
 use crate::error::{Failure, Result};
 use crate::sources::Allowed;
 
+mod api;
+
+pub use api::{Api, Client, Limits};
+
 /// Where the configuration is looked for when none is named.
 pub const DEFAULT_FILE: &str = "weighbridge.toml";
 /// The store when none is named anywhere.
@@ -26,6 +30,8 @@ pub const DEFAULT_QUEUE: &str = "embedded:weighbridge-data/queue";
 pub const DEFAULT_SPOOL: &str = "weighbridge-data/spool";
 /// Where `serve` answers those who watch it, when nothing else is said.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7460);
+/// Where the API answers, when nothing else is said.
+pub const DEFAULT_API_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7461);
 /// The bytes of a checkpoint that make a part, when nothing else is said.
 pub const DEFAULT_PART: u64 = 1 << 30;
 /// The memory budget when none is named anywhere, in bytes.
@@ -67,6 +73,12 @@ pub struct Config {
     /// How snapshots are fetched.
     #[serde(default)]
     pub fetch: Fetch,
+    /// How the API is offered.
+    #[serde(default)]
+    pub api: Api,
+    /// How an API is asked.
+    #[serde(default)]
+    pub client: Client,
 }
 
 /// Who signs what is written, and whose signature is demanded of what is read.
@@ -208,6 +220,8 @@ impl Config {
         config.signing.check()?;
         config.bucket.check()?;
         config.fetch.check()?;
+        config.api.limits()?;
+        config.client.check()?;
         Ok(config)
     }
 }

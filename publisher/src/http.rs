@@ -97,7 +97,7 @@ impl Port {
             let address = listener.local_addr()?;
             Ok(Self { listener, address })
         });
-        taken.map_err(|error| cannot_listen(address, &error))
+        taken.map_err(|error| cannot_listen("--listen", address, &error))
     }
 
     /// Where it is.
@@ -135,7 +135,8 @@ impl Port {
     }
 }
 
-fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
+/// Why a port cannot be taken that `option` asks for.
+pub(crate) fn cannot_listen(option: &str, address: SocketAddr, error: &io::Error) -> Failure {
     let why = match error.kind() {
         io::ErrorKind::AddrInUse => {
             "another process listens there; stop it, or name another port (0 takes a free one)".to_owned()
@@ -151,7 +152,7 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> Failure {
     Failure {
         kind: Kind::Transient,
         class: "cannot_listen",
-        message: format!("--listen {address}: {why}"),
+        message: format!("{option} {address}: {why}"),
         exit: Exit::Unreachable,
     }
 }

@@ -28,6 +28,8 @@ use weighbridge_schemas::time::Timestamp;
 use crate::clock;
 use crate::job::convert::Bytes;
 
+pub mod api;
+
 /// The media type of [`Metrics::text`].
 pub const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Most channels that are shown one by one; how many more there are is told in one figure.
@@ -90,6 +92,7 @@ pub struct Metrics {
     reused: Counter,
     ready: Gauge,
     failures: Family<ByWhat, Counter>,
+    api: Arc<api::Api>,
     seen: Arc<Seen>,
 }
 
@@ -107,6 +110,7 @@ impl Default for Metrics {
             reused: Counter::default(),
             ready: Gauge::default(),
             failures: Family::default(),
+            api: Arc::default(),
             seen: Arc::default(),
         };
         // Series that are there from the start: a rate over one that appears with its first count misses that.
@@ -124,8 +128,15 @@ impl Default for Metrics {
 }
 
 impl Metrics {
+    /// Figures of the API.
+    #[must_use]
+    pub fn api(&self) -> &Arc<api::Api> {
+        &self.api
+    }
+
     fn registered(mut self) -> Self {
         let registry = &mut self.registry;
+        self.api.register(registry);
         let build = [
             ("version", env!("CARGO_PKG_VERSION").to_owned()),
             ("encoding_version", ENCODING_VERSION.to_string()),

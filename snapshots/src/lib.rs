@@ -6,6 +6,7 @@
 //! | [`layout`] | the one file that spells object keys |
 //! | [`root`] | from a URL to a store |
 //! | [`bucket`] | a store in a bucket: S3, Google's, Azure's |
+//! | [`api`] | an API that answers in a store's place |
 //! | [`probe`] | a store tried out: whether it does what is relied on |
 //! | [`pace`] | how fast bytes may come in |
 //! | [`unfinished`] | what writes that came to no end left behind |
@@ -24,6 +25,7 @@
 //! | [`fetch`] | plan, download, materialise, swap |
 //! | [`watch`] | a channel's newest entry, told soon after it was written |
 //! | [`follow`] | a host that serves what a channel points at, and goes with it |
+//! | [`reader`] | a fetched version, mapped: rows looked up, and the next version taken when it is there |
 //! | [`verify`] | the whole store, or one snapshot, read and checked |
 //! | [`sign`] | keys and signatures: of snapshots, and of channel entries |
 //! | `outside` | the door to the environment and the clock |
@@ -32,6 +34,7 @@
 //! Publishing never overwrites and never deletes. Nothing rests on rename or on read-modify-write in the store: only
 //! put, put-if-absent, get, list. A reader verifies every chunk and every manifest before a byte is used.
 
+pub mod api;
 pub mod bucket;
 pub mod catalog;
 pub mod channel;
@@ -51,6 +54,7 @@ mod outside;
 pub mod pace;
 pub mod policies;
 pub mod probe;
+pub mod reader;
 pub mod reference;
 pub mod retain;
 pub mod root;

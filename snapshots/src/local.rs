@@ -134,6 +134,18 @@ impl Local {
         Ok(Some(Bytes::from(bytes)))
     }
 
+    /// The bytes from `from` on under `key`, at most `most` of them, and the size of the whole.
+    pub(crate) fn read_range(&self, key: &Key, from: u64, most: usize) -> Result<Option<(Bytes, u64)>> {
+        let Some(file) = self.open(key)? else { return Ok(None) };
+        let size = file.metadata().map_err(|error| StoreError::io(key, &error))?.len();
+        let left = size.checked_sub(from).ok_or_else(|| {
+            StoreError::new(Class::Refused, key, format!("it has {size} bytes, and {from} are to be skipped"))
+        })?;
+        let mut bytes = vec![0; usize::try_from(left).map_or(most, |left| left.min(most))];
+        file.read_exact_at(&mut bytes, from).map_err(|error| StoreError::io(key, &error))?;
+        Ok(Some((Bytes::from(bytes), size)))
+    }
+
     /// Writes `bytes` under `key` if nothing is there yet. Its name is on the disk after [`Self::settle`].
     pub(crate) fn put(&self, key: &Key, bytes: &[u8]) -> Result<Put> {
         let path = self.path(key)?;

@@ -10,6 +10,7 @@ use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
 use weighbridge_schemas::snapshot::SnapshotManifest;
 
+use crate::api::Api;
 use crate::catalog;
 use crate::channel::Channel;
 use crate::error::{Class, Result, StoreError};
@@ -82,6 +83,9 @@ impl Reference {
     /// begin with; else as the store fails.
     pub async fn resolve(&self, root: &Root, default: &ChannelName) -> Result<Located> {
         let at = self.at.as_deref().unwrap_or(default.as_str());
+        if let Some(api) = root.api() {
+            return self.asked(root, api, at).await;
+        }
         let id = at.parse::<SnapshotId>();
         if let Ok(id) = &id
             && root.size(&layout::snapshot(&self.model, id)).await?.is_some()
@@ -97,6 +101,16 @@ impl Reference {
         Ok(self.by_id(self.by_prefix(root, at).await?))
     }
 
+    /// What an API says that `at` points at. It is believed no more than a store.
+    async fn asked(&self, root: &Root, api: &Api, at: &str) -> Result<Located> {
+        let resolved = api.resolve(&self.model, at).await?;
+        let Some((name, bytes)) = resolved.entry else { return Ok(self.by_id(resolved.snapshot)) };
+        let entry = Channel::new(root, &self.model, &name).believed(&bytes)?;
+        let manifest = Some(Arc::new(check_there(root, &self.model, &name, &entry).await?));
+        let (snapshot, followed) = (entry.snapshot, Some(Followed { channel: name, entry }));
+        Ok(Located { model: self.model.clone(), snapshot, followed, manifest })
+    }
+
     fn by_id(&self, snapshot: SnapshotId) -> Located {
         Located { model: self.model.clone(), snapshot, followed: None, manifest: None }
     }
@@ -106,6 +120,12 @@ impl Reference {
     /// # Errors
     /// As [`Reference::resolve`]; [`Class::BadLocation`] where `text` is no reference.
     pub async fn locate(text: &str, root: &Root, default: &ChannelName) -> Result<Located> {
+        if root.api().is_some() {
+            let reference: Self = text.parse().map_err(|error: DocumentError| {
+                StoreError::new(Class::BadLocation, shorten(text), error.to_string())
+            })?;
+            return reference.resolve(root, default).await;
+        }
         let by_id = |(model, snapshot)| Located { model, snapshot, followed: None, manifest: None };
         if let Ok(id) = text.parse::<SnapshotId>() {
             for model in catalog::models(root).await? {

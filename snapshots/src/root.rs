@@ -12,6 +12,7 @@ use object_store::path::Path as Key;
 
 use weighbridge_schemas::time::Timestamp;
 
+use crate::api::Api;
 use crate::bucket::{self, Bucket};
 pub use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
@@ -29,6 +30,8 @@ pub struct Root {
     intercept: Option<Arc<dyn Intercept>>,
     signers: Option<Arc<Signers>>,
     trust: Option<Arc<Trust>>,
+    /// The API that answers in the store's place.
+    api: Option<Arc<Api>>,
 }
 
 /// Where a store lies.
@@ -150,7 +153,22 @@ impl Root {
                 .with_fsync(durability == Durability::Synced);
             Place::Folder(Arc::new(Local::new(path, durability)), Arc::new(store))
         };
-        Ok(Self { place, intercept: None, signers: None, trust: None })
+        Ok(Self { place, intercept: None, signers: None, trust: None, api: None })
+    }
+
+    /// The store behind an API: its immutable objects can be read, and channels looked up.
+    ///
+    /// # Errors
+    /// Where no client can be built.
+    pub fn behind_api(api: &Arc<Api>, options: &bucket::Options) -> Result<Self> {
+        let place = Place::Bucket(Arc::new(Bucket::new(api.client()?, options)));
+        Ok(Self { place, intercept: None, signers: None, trust: None, api: Some(Arc::clone(api)) })
+    }
+
+    /// The API that answers in the store's place; `None` where the store itself is asked.
+    #[must_use]
+    pub fn api(&self) -> Option<&Arc<Api>> {
+        self.api.as_ref()
     }
 
     /// The same store, behind `intercept`.
@@ -171,6 +189,13 @@ impl Root {
     #[must_use]
     pub fn trusting(mut self, trust: Trust) -> Self {
         self.trust = Some(Arc::new(trust));
+        self
+    }
+
+    /// The same root, which demands no signature.
+    #[must_use]
+    pub fn trusting_nobody(mut self) -> Self {
+        self.trust = None;
         self
     }
 

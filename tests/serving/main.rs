@@ -12,16 +12,24 @@
 #[path = "../system/binary.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod binary;
+mod example;
+#[path = "../system/fixtures.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod fixtures;
 mod follower;
 mod hooks;
 mod kills;
+mod moving;
+mod numbered;
 mod outages;
 #[path = "../store/places.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod places;
+mod reading;
 mod sharing;
 mod shown;
 mod swaps;
+mod together;
 #[path = "../system/volume.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod volume;

@@ -12,32 +12,40 @@ use tempfile::TempDir;
 /// The binary, built in the profile that these tests are built in.
 pub(crate) fn path() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
-    PATH.get_or_init(|| {
-        // target/PROFILE/deps/TEST-HASH
-        let test = std::env::current_exe().unwrap();
-        let profile = test.parent().and_then(Path::parent).unwrap();
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut build = Command::new(cargo);
-        let (name, _) = test.file_name().unwrap().to_str().unwrap().rsplit_once('-').unwrap();
-        // With the features that these tests are built with, so that nothing is compiled twice.
-        build.args(["build", "--quiet", "--workspace", "--bin", "weighbridge", "--test", name]);
-        build.arg("--target-dir").arg(profile.parent().unwrap());
-        build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
-        if profile.ends_with("release") {
-            build.arg("--release");
+    PATH.get_or_init(|| build(["--bin", "weighbridge"]).join("weighbridge"))
+}
+
+/// An example of this name, built so too.
+pub(crate) fn example(name: &str) -> PathBuf {
+    build(["--example", name]).join("examples").join(name)
+}
+
+/// Builds what cargo is asked for, and gives the folder of the profile.
+fn build(what: [&str; 2]) -> PathBuf {
+    // target/PROFILE/deps/TEST-HASH
+    let test = std::env::current_exe().unwrap();
+    let profile = test.parent().and_then(Path::parent).unwrap();
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    let (name, _) = test.file_name().unwrap().to_str().unwrap().rsplit_once('-').unwrap();
+    // With the features that these tests are built with, so that nothing is compiled twice.
+    build.args(["build", "--quiet", "--workspace", "--test", name]).args(what);
+    build.arg("--target-dir").arg(profile.parent().unwrap());
+    build.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    // What cargo tells a test of its package would have build scripts run again that look at it.
+    for (name, _) in std::env::vars_os() {
+        let told = name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"));
+        if told {
+            build.env_remove(name);
         }
-        // What cargo tells a test of its package would have build scripts run again that look at it.
-        for (name, _) in std::env::vars_os() {
-            let told = name
-                .to_str()
-                .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"));
-            if told {
-                build.env_remove(name);
-            }
-        }
-        assert!(build.status().unwrap().success(), "the binary does not build");
-        profile.join("weighbridge")
-    })
+    }
+    assert!(build.status().unwrap().success(), "{what:?} does not build");
+    profile.to_path_buf()
 }
 
 /// A run that has ended.

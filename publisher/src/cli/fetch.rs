@@ -11,6 +11,7 @@ use weighbridge_snapshots::pace::Pace;
 use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::root::{Absent, Root};
 
+use super::api::ApiOptions;
 use super::bar::Bar;
 use super::follow::{FollowOptions, Task};
 use super::output::bytes;
@@ -64,6 +65,8 @@ pub(super) struct Fetch {
     trust: TrustOptions,
     #[command(flatten)]
     follow: FollowOptions,
+    #[command(flatten)]
+    api: ApiOptions,
 }
 
 impl Fetch {
@@ -79,7 +82,11 @@ impl Fetch {
         let started = Instant::now();
         let budget = context.budget(&self.budget)?;
         let (pace, streams) = self.bounds(context)?;
-        let root = self.trust.on(context, context.root(Absent::Refuse)?)?;
+        let root = match self.api.open(context)? {
+            Some(api) => Root::behind_api(&api, &context.config.bucket.options())?,
+            None => context.root(Absent::Refuse)?,
+        };
+        let root = self.trust.on(context, root)?;
         let located = Reference::locate(&self.reference, &root, &default_channel()).await?;
         let Located { model, snapshot: id, .. } = located.clone();
         let folder = Folder::open(&self.into, context.durability(&self.sync)?)?;
@@ -127,6 +134,7 @@ impl Fetch {
             limits: Box::new(move |root| limits(root, &budget, streams, pace.clone())),
             reference: self.reference,
             into: self.into,
+            api: self.api.open(context)?,
         };
         self.follow.run(context, task).await
     }

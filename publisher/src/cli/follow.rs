@@ -11,6 +11,7 @@ use weighbridge_schemas::host::{HostState, HostStatus, Target};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ChannelName;
+use weighbridge_snapshots::api::Api;
 use weighbridge_snapshots::catalog;
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::fetch::Limits;
@@ -18,9 +19,10 @@ use weighbridge_snapshots::follow::{Event, Follower, Following, Hooks, Listener,
 use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::{Absent, Durability, Root};
 use weighbridge_snapshots::sign::Trust;
-use weighbridge_snapshots::watch::{StoreWatch, Watch};
+use weighbridge_snapshots::watch::{ApiWatch, StoreWatch, Watch};
 
 use super::output::{Output, between, plain, short};
+use super::reports::Reports;
 use super::shown::Shown;
 use super::worker::told_to_stop;
 use super::{Context, default_channel, given};
@@ -81,6 +83,8 @@ pub(super) struct Task {
     pub(super) forget: bool,
     pub(super) durability: Durability,
     pub(super) trust: Option<Trust>,
+    /// The API that is asked in the store's place.
+    pub(super) api: Option<Arc<Api>>,
     /// How much a fetch out of this store may use.
     pub(super) limits: Box<dyn Fn(&Root) -> Limits + Send>,
 }
@@ -100,18 +104,23 @@ impl FollowOptions {
             None => INTERVAL,
         };
         let listen = self.listen.or(configured.listen);
-        let roots = Roots::of(context, task.trust);
+        let reports = task.api.clone().map(Reports::to);
+        let roots = Roots::of(context, task.trust, task.api);
         let (model, of) = (following.model.clone(), channel.clone());
         let shown = Shown::on(context, listen).await?;
         let host = Arc::new(Host::new(&model, &channel));
-        let listener = listener(&host, context.output);
+        let listener = listener(&host, reports, context.output);
         let root = roots.first(&task.into)?;
         let limits = task.limits;
         let opener: Opener = Box::new(move || {
             let root = roots.open(roots.read)?;
             let looked = roots.open(roots.look)?;
-            let watch = StoreWatch::new(&looked, model.clone(), of.clone(), None, interval);
-            Ok(Source { watch: Watch::Store(watch), limits: limits(&root), root })
+            let (model, channel) = (model.clone(), of.clone());
+            let watch = match looked.api() {
+                Some(_) => Watch::Api(ApiWatch::new(&looked, model, channel, None)),
+                None => Watch::Store(StoreWatch::new(&looked, model, channel, None, interval)),
+            };
+            Ok(Source { watch, limits: limits(&root), root })
         });
         let follower = Follower::new(&task.into, task.durability, following, opener, listener).await?;
         shown.show(host);
@@ -196,22 +205,26 @@ struct Roots {
     location: String,
     bucket: weighbridge_snapshots::bucket::Options,
     trust: Option<Trust>,
+    api: Option<Arc<Api>>,
     /// How patient whoever looks at the channel is, and whoever reads chunks.
     look: Duration,
     read: Duration,
 }
 
 impl Roots {
-    fn of(context: &Context, trust: Option<Trust>) -> Self {
+    fn of(context: &Context, trust: Option<Trust>, api: Option<Arc<Api>>) -> Self {
         let bucket = context.config.bucket.options();
         let read = context.config.bucket.retry_seconds.map_or(READ, Duration::from_secs);
         let location = context.location().to_owned();
-        Self { location, bucket, trust, look: LOOK.min(read), read }
+        Self { location, bucket, trust, api, look: LOOK.min(read), read }
     }
 
     fn open(&self, patience: Duration) -> std::result::Result<Root, StoreError> {
         let options = weighbridge_snapshots::bucket::Options { patience, ..self.bucket.clone() };
-        let root = Root::open_as(&self.location, Absent::Refuse, Durability::Synced, &options)?;
+        let root = match &self.api {
+            Some(api) => Root::behind_api(api, &options)?,
+            None => Root::open_as(&self.location, Absent::Refuse, Durability::Synced, &options)?,
+        };
         Ok(match &self.trust {
             Some(trust) => root.trusting(trust.clone()),
             None => root,
@@ -237,10 +250,13 @@ async fn look(
     output: Output,
 ) -> Result<()> {
     let Some(root) = root else { return Ok(()) };
-    // Where that cannot be found out, the follower itself will say so.
-    let Ok(channels) = catalog::channels(&root, &reference.model).await else { return Ok(()) };
-    if channels.contains(channel) {
-        return Ok(());
+    // An API is asked for no lists.
+    if root.api().is_none() {
+        // Where that cannot be found out, the follower itself will say so.
+        let Ok(channels) = catalog::channels(&root, &reference.model).await else { return Ok(()) };
+        if channels.contains(channel) {
+            return Ok(());
+        }
     }
     match reference.resolve(&root, channel).await {
         Ok(located) if located.followed.is_none() => Err(not_moving(&reference.to_string())),
@@ -254,11 +270,14 @@ async fn look(
 }
 
 /// Tells the host's figures what happens, and people or programs what is new.
-fn listener(host: &Arc<Host>, output: Output) -> Listener {
+fn listener(host: &Arc<Host>, reports: Option<Reports>, output: Output) -> Listener {
     let host = Arc::clone(host);
     let said = Mutex::new(None);
     Arc::new(move |event| {
         host.note(event);
+        if let Some(reports) = &reports {
+            reports.note(event);
+        }
         let Event::Status { status, is_news: true } = event else { return };
         if output.is_json() {
             return output.line(status);

@@ -4,6 +4,7 @@
 //! logs and progress go to standard error. A failure is one line `error: ...` there, and with `--json` an object
 //! `{"error": {"kind", "class", "message"}}` on standard output.
 
+mod api;
 mod bar;
 mod channels;
 mod completions;
@@ -11,6 +12,7 @@ mod config;
 mod dead;
 mod drop;
 mod fetch;
+mod fleet;
 mod follow;
 mod gc;
 mod inspect;
@@ -23,12 +25,15 @@ mod policy;
 mod publish;
 mod queue;
 mod report;
+mod reports;
 mod republish;
+mod serve;
 mod shown;
 mod signals;
 mod signing;
 mod snapshots;
 mod store;
+mod token;
 mod verify;
 mod version;
 mod worker;
@@ -113,7 +118,7 @@ enum Command {
     Drop(drop::Drop),
     Spool(drop::SpoolCommand),
     Worker(worker::Worker),
-    Serve(worker::Serve),
+    Serve(serve::Serve),
     Jobs(jobs::Jobs),
     Republish(republish::Republish),
     Dead(dead::Dead),
@@ -121,6 +126,7 @@ enum Command {
     Queue(queue::Queue),
     Policy(policy::Policy),
     Fetch(fetch::Fetch),
+    Fleet(fleet::Fleet),
     Inspect(inspect::Inspect),
     Report(report::Show),
     Snapshots(snapshots::List),
@@ -136,6 +142,8 @@ enum Command {
     Sign(keys::Sign),
     #[command(subcommand)]
     Keys(keys::Keys),
+    #[command(subcommand)]
+    Token(token::Token),
     #[command(subcommand)]
     Store(store::Store),
     /// Check configuration and policy files.
@@ -463,6 +471,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Dead(dead) => dead.run(context).await?,
         Command::Queue(queue) => queue.run(context).await?,
         Command::Policy(policy) => policy.run(context).await?,
+        Command::Fleet(fleet) => return fleet.run(context).await,
         Command::Fetch(fetch) => fetch.run(context).await?,
         Command::Inspect(inspect) => inspect.run(context).await?,
         Command::Report(show) => show.run(context).await?,
@@ -478,6 +487,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Verify(verify) => return verify.run(context).await,
         Command::Sign(sign) => sign.run(context).await?,
         Command::Keys(keys) => keys.run(context)?,
+        Command::Token(token) => token.run(context)?,
         Command::Store(store) => return store.run(context).await,
         Command::Config(command) => command.run(context)?,
         Command::Completions(completions) => completions.run(context),

@@ -1,32 +1,30 @@
-//! `worker`: publishes what is on the queue. `serve`: the same, and all that one machine needs beside it.
+//! `worker`: publishes what is on the queue.
 
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use weighbridge_queue::Taker;
 use weighbridge_snapshots::probe;
 use weighbridge_snapshots::root::{Absent, Root};
 
-use super::drop::SpoolOption;
 use super::shown::Shown;
 use super::signing::PublisherOptions;
 use super::{BudgetOptions, Context, SyncOption, given};
-use crate::config::{DEFAULT_LISTEN, DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
+use crate::config::{DEFAULT_PART, Device, LEAST_MEMORY, check_part, check_threads};
 use crate::error::{Exit, Failure, Result};
 use crate::job::Budget;
 use crate::metrics::Metrics;
-use crate::soak;
 use crate::sources::Allowed;
 use crate::steps::{self, Pauses, Steps};
 use crate::systemd;
 use crate::worker::{self, Health, Stop};
 
 /// How long a call to the queue waits for other processes.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Publish what is on the queue, until told to stop.
 ///
@@ -46,36 +44,15 @@ pub(super) struct Worker {
     until_empty: bool,
 }
 
-/// Run all that one machine needs, in one process, until told to stop: workers, whoever sends what waits in the
-/// spool, and the upkeep of channels.
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  weighbridge serve --store /srv/store --queue embedded:/srv/queue")]
-pub(super) struct Serve {
-    #[command(flatten)]
-    work: WorkOptions,
-    /// What runs.
-    #[arg(long, value_delimiter = ',', default_values = ["worker", "spool", "upkeep"], value_name = "ROLES")]
-    roles: Vec<Role>,
-    /// How often channels are looked at for what has stood long enough to be promoted, in seconds.
-    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    upkeep_seconds: u64,
-    #[command(flatten)]
-    spool: SpoolOption,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Role {
-    /// Publishes what is on the queue.
-    Worker,
-    /// Sends what waits in the spool.
-    Spool,
-    /// Promotes what has stood on a channel for as long as its model's policy says.
-    Upkeep,
+/// What a process works with, once it is there.
+#[derive(Clone)]
+pub(super) struct Opened {
+    pub(super) steps: Arc<Steps>,
+    pub(super) health: Arc<Health>,
 }
 
 #[derive(Debug, Args)]
-struct WorkOptions {
+pub(super) struct WorkOptions {
     /// Which messages are taken: those that need no GPU, those for a GPU first, or by what this machine has [default:
     /// auto]. In this version tables are encoded by the CPU on every machine.
     #[arg(long, value_enum)]
@@ -112,66 +89,39 @@ impl Worker {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
         let stop = told_to_stop(context);
         let listen = self.work.listen(context);
-        self.work.run(context, self.until_empty, listen, stop).await
-    }
-}
-
-impl Serve {
-    pub(super) async fn run(self, context: &Context) -> Result<()> {
-        let stop = told_to_stop(context);
-        let listen = self.work.listen(context).unwrap_or(DEFAULT_LISTEN);
-        let spool = async {
-            if !self.roles.contains(&Role::Spool) {
-                return Ok(());
-            }
-            let (spool, queue) = (self.spool.open(context)?, context.queue_patiently(PATIENCE).await?);
-            let mut stop = stop.clone();
-            spool.follow(&*queue, stop.wait()).await.map(drop).map_err(Failure::from)
-        };
-        let work = async {
-            if !self.roles.contains(&Role::Worker) {
-                return Ok(());
-            }
-            self.work.run(context, false, Some(listen), stop.clone()).await
-        };
-        tokio::try_join!(spool, work, self.upkeep(context, stop.clone())).map(drop)
-    }
-
-    /// Looks at channels again and again. What fails is told, and tried the next time.
-    async fn upkeep(&self, context: &Context, mut stop: Stop) -> Result<()> {
-        if !self.roles.contains(&Role::Upkeep) {
-            return Ok(());
-        }
-        let root = self.work.root(context)?;
-        loop {
-            if let Err(error) = soak::tick(&root).await {
-                tracing::warn!(%error, "channels cannot be looked at");
-            }
-            tokio::select! {
-                () = tokio::time::sleep(Duration::from_secs(self.upkeep_seconds)) => {}
-                () = stop.wait() => return Ok(()),
-            }
-        }
+        let opened = self.work.open(context, listen, &stop).await?;
+        self.work.work(context, opened, self.until_empty, stop).await
     }
 }
 
 impl WorkOptions {
     /// Where health and metrics are to be served, where that is said.
-    fn listen(&self, context: &Context) -> Option<SocketAddr> {
+    pub(super) fn listen(&self, context: &Context) -> Option<SocketAddr> {
         self.listen.or(context.config.worker.listen)
     }
 
-    async fn run(
+    /// Opens store and queue, and begins to show how the process is.
+    pub(super) async fn open(
         &self,
         context: &Context,
-        until_empty: bool,
         listen: Option<SocketAddr>,
-        stop: Stop,
-    ) -> Result<()> {
+        stop: &Stop,
+    ) -> Result<Opened> {
         let shown = Shown::on(context, listen).await?;
         let health = Arc::new(Health::default());
         let steps = Arc::new(self.steps(context).await?.watched_by(Arc::clone(&health)));
-        shown.start(&steps, &health, &stop);
+        shown.start(&steps, &health, stop);
+        Ok(Opened { steps, health })
+    }
+
+    /// Works until told to stop; or until the queue is empty, where that is wanted.
+    pub(super) async fn work(
+        &self,
+        context: &Context,
+        Opened { steps, health }: Opened,
+        until_empty: bool,
+        stop: Stop,
+    ) -> Result<()> {
         let seconds = |option: Option<u64>, configured: Option<u64>, default| {
             Duration::from_secs(option.or(configured).unwrap_or(default))
         };
@@ -206,7 +156,7 @@ impl WorkOptions {
         Ok(())
     }
 
-    fn root(&self, context: &Context) -> Result<Root> {
+    pub(super) fn root(&self, context: &Context) -> Result<Root> {
         let root = context.root_with(Absent::Create, context.durability(&self.sync)?)?;
         self.signatures.on(context, root)
     }

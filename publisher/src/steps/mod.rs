@@ -133,6 +133,12 @@ impl<E: Into<Failure>> From<E> for Trouble {
 }
 
 impl Steps {
+    /// The queue, for others of this process that send.
+    #[must_use]
+    pub fn shared_queue(&self) -> Arc<dyn Queue> {
+        Arc::clone(&self.queue)
+    }
+
     /// The steps of queued publishes, on this store and this queue.
     #[must_use]
     pub fn new(root: Root, queue: Arc<dyn Queue>, options: Options, metrics: Arc<Metrics>) -> Self {

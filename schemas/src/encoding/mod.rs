@@ -81,6 +81,17 @@ pub enum Layout {
     Leading,
 }
 
+impl Layout {
+    /// The stable name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Trailing => "trailing",
+            Self::Leading => "leading",
+        }
+    }
+}
+
 impl Encoding {
     /// Every encoding that this version writes.
     pub const ALL: &[Self] = &[

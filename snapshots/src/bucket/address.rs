@@ -21,6 +21,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::HttpConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
@@ -31,6 +32,7 @@ use weighbridge_schemas::error::shorten;
 use super::answers::{Answers, Watching};
 use super::profile;
 use super::uploads::Uploads;
+use crate::api::Line;
 use crate::error::{Class, Result, StoreError};
 use crate::outside;
 
@@ -229,7 +231,35 @@ fn read(text: &str) -> Result<Place> {
 /// [`Class::BadLocation`] where the URL names no bucket, holds what does not belong there, or no client can be built.
 pub fn client(url: &str, options: &Options) -> Result<(Client, Path)> {
     let answers = Answers::new();
-    made(url, options, &answers, Some(Watching(Arc::clone(&answers))))
+    made(url, options, &answers, Some(Watching { answers: Arc::clone(&answers), api: None }))
+}
+
+/// A client of the objects that an API answers for, at `url`. Nothing is asked of it.
+///
+/// # Errors
+/// [`Class::BadLocation`] where no client can be built.
+pub(crate) fn api_client(url: &Url, line: Arc<Line>) -> Result<Client> {
+    let answers = Answers::new();
+    let watching = Watching { answers: Arc::clone(&answers), api: Some(line) };
+    let options = ClientOptions::new().with_timeout_disabled().with_allow_http(true);
+    let shown = url.origin().ascii_serialization();
+    let built = HttpBuilder::new()
+        .with_url(format!("{url}objects"))
+        .with_retry(no_retries())
+        .with_client_options(options)
+        .with_http_connector(watching)
+        .build();
+    let store = built.map_err(|error| StoreError::new(Class::BadLocation, &shown, error.to_string()))?;
+    Ok(Client {
+        store: Arc::new(store),
+        shown,
+        access: access_hint("api"),
+        answers,
+        scheme: "api",
+        endpoint: None,
+        region: None,
+        uploads: None,
+    })
 }
 
 /// As [`client`], for those who look at `object_store`'s own errors.
@@ -280,6 +310,10 @@ fn access_hint(scheme: &str) -> &'static str {
         "gs" => {
             "set GOOGLE_SERVICE_ACCOUNT or GOOGLE_APPLICATION_CREDENTIALS to the file of a key that may do this here, \
              or GOOGLE_SKIP_SIGNATURE=true for a public bucket"
+        }
+        "api" => {
+            "give a token that has the role fetch for the model: in the variable WEIGHBRIDGE_API_TOKEN, or \
+             --api-token-file"
         }
         _ => {
             "set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, to what may do \
@@ -398,7 +432,7 @@ fn no_retries() -> RetryConfig {
 }
 
 /// TLS by `ring`, for the whole process: the client is built without a library of its own.
-fn install_cryptography() {
+pub(crate) fn install_cryptography() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // Only a second call in one process fails, and the first one counts then.

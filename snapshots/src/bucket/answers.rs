@@ -19,6 +19,7 @@ use object_store::{ClientConfigKey, ClientOptions};
 
 use weighbridge_schemas::time::Timestamp;
 
+use crate::api::Line;
 use crate::outside;
 
 /// Longest text of a failure that is looked at, in bytes.
@@ -91,10 +92,18 @@ impl std::error::Error for Answer {}
 
 /// Connects, and looks at every answer. Redirects are not followed: they would take credentials along.
 #[derive(Debug)]
-pub(super) struct Watching(pub(super) Arc<Answers>);
+pub(super) struct Watching {
+    pub(super) answers: Arc<Answers>,
+    /// The API that is asked, where it is one: it has a client of its own.
+    pub(super) api: Option<Arc<Line>>,
+}
 
 impl HttpConnector for Watching {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        if let Some(line) = &self.api {
+            let (inner, answers) = (HttpClient::new(line.http.clone()), Arc::clone(&self.answers));
+            return Ok(HttpClient::new(Watched { inner, answers, api: Some(Arc::clone(line)) }));
+        }
         let allow_http = options.get_config_value(&ClientConfigKey::AllowHttp);
         let client = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
@@ -105,7 +114,8 @@ impl HttpConnector for Watching {
             .build();
         let client = client
             .map_err(|error| object_store::Error::Generic { store: "HTTP", source: Box::new(error) })?;
-        Ok(HttpClient::new(Watched { inner: HttpClient::new(client), answers: Arc::clone(&self.0) }))
+        let (inner, answers) = (HttpClient::new(client), Arc::clone(&self.answers));
+        Ok(HttpClient::new(Watched { inner, answers, api: None }))
     }
 }
 
@@ -113,11 +123,15 @@ impl HttpConnector for Watching {
 struct Watched {
     inner: HttpClient,
     answers: Arc<Answers>,
+    api: Option<Arc<Line>>,
 }
 
 #[async_trait]
 impl HttpService for Watched {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        if let Some(header) = self.api.as_ref().and_then(|line| line.authorization()) {
+            request.headers_mut().insert(reqwest::header::AUTHORIZATION, header);
+        }
         let query = request.uri().query().unwrap_or_default();
         // S3 and Google's; Azure's.
         let listing = [("list-type=2", "<ListBucketResult"), ("comp=list", "<EnumerationResults")];

@@ -33,6 +33,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 pub use address::{Client, Options, check, check_endpoint, client, is_bucket, plain_client};
+pub(crate) use address::{api_client, install_cryptography};
 
 use crate::error::{Result, StoreError};
 use crate::pace::Pace;
@@ -281,6 +282,22 @@ impl Bucket {
             return Err(Failure::broken("the store sent less than the object has"));
         }
         Ok(())
+    }
+
+    /// The bytes from `from` on under `key`, at most `most` of them, and the size of the whole.
+    pub(crate) async fn get_range(&self, key: &Key, from: u64, most: usize) -> Result<Option<(Bytes, u64)>> {
+        let range = GetRange::Bounded(from..from.saturating_add(most as u64));
+        let get = || async {
+            let options = GetOptions { range: Some(range.clone()), ..GetOptions::default() };
+            let found = self.client.store.get_opts(key, options).await?;
+            let size = found.meta.size;
+            Ok((found.bytes().await?, size))
+        };
+        match self.answered(limit(most), get).await {
+            Ok(found) => Ok(Some(found)),
+            Err(Failure::Absent(_)) => Ok(None),
+            Err(failure) => Err(self.told(key, failure)),
+        }
     }
 
     /// What is known of the object under `key`; `None` where nothing is there.

@@ -204,7 +204,7 @@ async fn hear(mut opener: Opener, wants: &Sender<Option<Wanted>>, board: &Board)
                 failures = 0;
                 board.heard();
                 if let (Told::Entry { entry, .. }, Some(source)) = (told, &source) {
-                    want(entry, source, wants, board);
+                    want(*entry, source, wants, board);
                 }
             }
             Err(error) => {

@@ -171,6 +171,24 @@ impl Root {
         self.request_async("get", key, 0, get).await
     }
 
+    /// The bytes from `from` on of the object under `key`, at most `most` of them, and the size of the whole; `None`
+    /// where nothing is there. None of it is checked.
+    ///
+    /// # Errors
+    /// [`Class::Refused`] where the object ends before `from`; else as the store fails.
+    pub async fn get_range(&self, key: &Key, from: u64, most: usize) -> Result<Option<(Bytes, u64)>> {
+        let get = async {
+            match &self.place {
+                Place::Folder(local, _) => {
+                    let (local, key) = (Arc::clone(local), key.clone());
+                    apart("reading", move || local.read_range(&key, from, most)).await
+                }
+                Place::Bucket(bucket) => bucket.get_range(key, from, most).await,
+            }
+        };
+        self.request_async("get", key, 0, get).await
+    }
+
     /// What is known of the object under `key`, or `None` where nothing is there.
     ///
     /// # Errors

@@ -3,18 +3,24 @@
 //! | room | holds |
 //! |---|---|
 //! | `store` | watching it in the store itself |
+//! | `api` | having an API watch it |
 //!
 //! A watch keeps no promise but that of telling the newest entry: of several that came at once the others are passed
 //! over. It never waits by itself for what fails: whoever watches is told, and calls again when it likes.
 
+mod api;
 mod store;
 
 use bytes::Bytes;
 
 use weighbridge_schemas::channel::ChannelEntry;
+use weighbridge_schemas::names::{ChannelName, ModelName};
 
+use crate::channel::Channel;
 use crate::error::Result;
+use crate::root::Root;
 
+pub use api::ApiWatch;
 pub use store::StoreWatch;
 
 /// Where a channel is watched.
@@ -22,6 +28,8 @@ pub use store::StoreWatch;
 pub enum Watch {
     /// In the store.
     Store(StoreWatch),
+    /// By an API.
+    Api(ApiWatch),
 }
 
 /// What is heard of a channel.
@@ -30,7 +38,7 @@ pub enum Told {
     /// Its newest entry, which was not told before.
     Entry {
         /// The entry, checked as whoever reads a channel does.
-        entry: ChannelEntry,
+        entry: Box<ChannelEntry>,
         /// Its stored bytes: what its signatures are over.
         bytes: Bytes,
     },
@@ -47,6 +55,21 @@ impl Watch {
     pub async fn next(&mut self) -> Result<Told> {
         match self {
             Self::Store(store) => store.next().await,
+            Self::Api(api) => api.next().await,
         }
     }
+}
+
+/// The newest entry of a channel behind number `last`, which is one that it has, with its stored bytes; `None` where
+/// there is none. It takes one small request, and no listing.
+///
+/// # Errors
+/// As the store fails, or where the entry cannot be believed.
+pub async fn newest(
+    root: &Root,
+    model: &ModelName,
+    channel: &ChannelName,
+    last: u64,
+) -> Result<Option<(ChannelEntry, Bytes)>> {
+    store::newest(&Channel::new(root, model, channel), last).await
 }

@@ -91,7 +91,7 @@ impl StoreWatch {
         match newest(&channel, at.sequence()).await? {
             Some((entry, bytes)) => {
                 self.at = Some(At::Entry(Box::new(entry.clone())));
-                Ok(Told::Entry { entry, bytes })
+                Ok(Told::Entry { entry: Box::new(entry), bytes })
             }
             None => Ok(Told::Quiet),
         }
@@ -104,12 +104,16 @@ impl StoreWatch {
             return Told::Quiet;
         };
         self.at = Some(At::Entry(Box::new(entry.clone())));
-        if self.after == Some(entry.sequence) { Told::Quiet } else { Told::Entry { entry, bytes } }
+        if self.after == Some(entry.sequence) {
+            Told::Quiet
+        } else {
+            Told::Entry { entry: Box::new(entry), bytes }
+        }
     }
 }
 
 /// The newest entry behind number `last`, which is all that is known of the log.
-async fn newest(channel: &Channel<'_>, last: u64) -> Result<Option<(ChannelEntry, Bytes)>> {
+pub(super) async fn newest(channel: &Channel<'_>, last: u64) -> Result<Option<(ChannelEntry, Bytes)>> {
     let mut newest = None;
     for sequence in last.saturating_add(1).. {
         match channel.stored(sequence).await {
@@ -207,7 +211,7 @@ mod tests {
     fn sequence(told: &Told) -> Option<u64> {
         match told {
             Told::Entry { entry, bytes } => {
-                assert_eq!(&ChannelEntry::parse(bytes).unwrap(), entry);
+                assert_eq!(ChannelEntry::parse(bytes).unwrap(), **entry);
                 Some(entry.sequence)
             }
             Told::Quiet => None,
