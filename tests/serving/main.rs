@@ -36,6 +36,7 @@ mod recipes;
 mod reference;
 mod sharing;
 mod site;
+mod shown;
 mod swaps;
 mod together;
 #[path = "../system/volume.rs"]
