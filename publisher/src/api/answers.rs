@@ -57,6 +57,12 @@ impl Refusal {
         Self::new(Code::InvalidArgument, Kind::Permanent, "bad_request", what)
     }
 
+    /// There is no such thing.
+    #[must_use]
+    pub fn nothing(what: impl Into<String>) -> Self {
+        Self::new(Code::NotFound, Kind::Permanent, "not_found", what)
+    }
+
     /// Too much at once, or too fast.
     #[must_use]
     pub fn over_limit(what: impl Into<String>, again: Duration) -> Self {
