@@ -27,8 +27,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// How long a request waits for its turn, where its caller asks for more a second than is allowed.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Tokens that are not known, from one address, a second; and so many at once.
-const BAD_A_SECOND: NonZeroU32 = NonZeroU32::new(5).unwrap();
-const BAD_AT_ONCE: NonZeroU32 = NonZeroU32::new(20).unwrap();
+const BAD_A_SECOND: NonZeroU32 = NonZeroU32::MIN.saturating_add(4);
+const BAD_AT_ONCE: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
 /// Paths that are answered to anybody: they tell of the server's health, and nothing of the store.
 const OPEN: [&str; 3] = ["/live", "/ready", "/grpc.health.v1.Health/"];
 /// Longest reason of a request that makes no sense, in bytes.
@@ -157,7 +157,12 @@ pub async fn guard(State(gate): State<Arc<Gate>>, request: Request, next: Next) 
     response
 }
 
-async fn admitted(gate: &Arc<Gate>, mut request: Request, next: Next, is_rpc: bool) -> Result<Response, Refusal> {
+async fn admitted(
+    gate: &Arc<Gate>,
+    mut request: Request,
+    next: Next,
+    is_rpc: bool,
+) -> Result<Response, Refusal> {
     let path = request.uri().path();
     if OPEN.iter().any(|open| path.starts_with(open)) {
         return Ok(next.run(request).await);
@@ -184,10 +189,12 @@ async fn admitted(gate: &Arc<Gate>, mut request: Request, next: Next, is_rpc: bo
     };
     let response = timeout_at(end, answer).await.map_err(|_| Refusal::too_late())?;
     // More than a day is as good as none, and within what a timer can count.
-    let left = asked.filter(|asked| *asked < 1440 * LONGEST).map(|asked| asked.saturating_sub(began.elapsed()));
+    let left =
+        asked.filter(|asked| *asked < 1440 * LONGEST).map(|asked| asked.saturating_sub(began.elapsed()));
     let deadline = left.map(|left| Box::pin(sleep(left)));
     let gate = Arc::clone(gate);
-    Ok(response.map(|body| Body::new(Sent { body: Some(body), is_rpc, deadline, caller, gate, _place: place })))
+    Ok(response
+        .map(|body| Body::new(Sent { body: Some(body), is_rpc, deadline, caller, gate, _place: place })))
 }
 
 /// An answer's body, while it is sent. Its place is taken until the last byte has gone, and it ends when its caller's
@@ -246,7 +253,8 @@ impl HttpBody for Sent {
 /// What was refused on the way to a handler (a method, a path, a query that makes no sense), said as all else is.
 async fn in_our_words(response: Response) -> Response {
     let status = response.status();
-    let is_text = response.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind.as_bytes().starts_with(b"text/"));
+    let is_text =
+        response.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind.as_bytes().starts_with(b"text/"));
     let is_condition = matches!(status, StatusCode::PRECONDITION_FAILED | StatusCode::RANGE_NOT_SATISFIABLE);
     if !status.is_client_error() || !is_text || is_condition {
         return response;
@@ -266,7 +274,9 @@ async fn in_our_words(response: Response) -> Response {
 /// Whether what the request calls this server is a name that no page of the web can have.
 fn is_of_this_machine(request: &Request) -> bool {
     let named = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
-    let Some(named) = request.uri().authority().map(|authority| authority.as_str()).or(named) else { return true };
+    let Some(named) = request.uri().authority().map(|authority| authority.as_str()).or(named) else {
+        return true;
+    };
     let Ok(authority) = named.parse::<axum::http::uri::Authority>() else { return false };
     let host = authority.host();
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);

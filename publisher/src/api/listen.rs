@@ -123,7 +123,11 @@ where
     let told = Arc::clone(&known);
     let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
         let mut request: Request = request.map(Body::new);
-        request.extensions_mut().insert(Connection { peer, closing: closing.clone(), known: Arc::clone(&told) });
+        request.extensions_mut().insert(Connection {
+            peer,
+            closing: closing.clone(),
+            known: Arc::clone(&told),
+        });
         // A router answers every request, if only to say that there is nothing.
         tower_call(router.clone(), request)
     });
@@ -153,19 +157,18 @@ async fn tower_call(
     request: Request,
 ) -> Result<axum::response::Response, std::convert::Infallible> {
     use hyper::service::Service;
-    hyper_util::service::TowerToHyperService::new(router).call(request).map(|answer| match answer {
-        Ok(response) => Ok(response),
-        Err(never) => match never {},
-    })
-    .await
+    hyper_util::service::TowerToHyperService::new(router)
+        .call(request)
+        .map(|answer| match answer {
+            Ok(response) => Ok(response),
+            Err(never) => match never {},
+        })
+        .await
 }
 
 fn http() -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS)
-        .max_buf_size(BUFFER);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(BUFFER);
     http.http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING.0)

@@ -16,6 +16,7 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
 use object_store::{ClientConfigKey, ClientOptions};
+use serde::Deserialize;
 
 use weighbridge_schemas::time::Timestamp;
 
