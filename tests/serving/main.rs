@@ -16,6 +16,7 @@ mod example;
 #[path = "../system/fixtures.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod fixtures;
+mod grpcio;
 mod numbered;
 mod reading;
 mod recipes;
