@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 const FILES: [&str; 4] = ["snapshots", "publishing", "operating", "fleet"];
 
+#[expect(clippy::disallowed_methods, reason = "cargo tells a build script by variables")]
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new("../schemas/proto");
     let files = FILES.map(|name| root.join(format!("weighbridge/v1/{name}.proto")));

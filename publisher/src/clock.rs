@@ -1,6 +1,6 @@
 //! The one door to time and randomness; everything else takes them by parameter.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use weighbridge_schemas::time::Timestamp;
 
@@ -23,4 +23,10 @@ pub fn operation_id() -> String {
 pub fn fraction() -> f64 {
     let bytes = uuid::Uuid::new_v4().into_bytes();
     f64::from(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])) / f64::from(u32::MAX)
+}
+
+/// From one time to a later one; nothing where the clocks of two machines say that it is not later.
+#[must_use]
+pub fn between(from: Timestamp, to: Timestamp) -> Duration {
+    Duration::from_nanos(to.nanoseconds().saturating_sub(from.nanoseconds()))
 }

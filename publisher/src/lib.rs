@@ -6,6 +6,7 @@
 //! | [`steps`] | a queued publish: what a worker does with a message, a file a step |
 //! | [`worker`] | takes messages, and keeps them while they are worked on |
 //! | [`metrics`] | figures of what is done |
+//! | [`operations`] | what operators and trainers ask for: what the command line and the API have in common |
 //! | [`host`] | what a host that follows a channel shows of itself |
 //! | [`http`] | answers those who watch a process |
 //! | [`systemd`] | tells systemd how a process is |
@@ -30,6 +31,7 @@ pub mod host;
 pub mod http;
 pub mod job;
 pub mod metrics;
+pub mod operations;
 pub mod policies;
 pub mod process;
 pub mod soak;

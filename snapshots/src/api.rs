@@ -21,7 +21,10 @@ use weighbridge_schemas::names::{ChannelName, ModelName};
 
 use crate::bucket::{self, Client, check_endpoint};
 use crate::error::{Class, Result, StoreError};
+use crate::outside;
 
+/// The variable that holds the token.
+const TOKEN_VARIABLE: &str = "WEIGHBRIDGE_API_TOKEN";
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long an answer that is no stream may take.
@@ -32,8 +35,9 @@ const TOKEN_BYTES: u64 = 4096;
 const CERTIFICATE_BYTES: u64 = 1 << 20;
 /// Largest answer about one thing, in bytes.
 const ANSWER_BYTES: usize = limits::CHANNEL_ENTRY_BYTES + 4096;
-/// Largest answer about a fleet, in bytes.
-const FLEET_BYTES: usize = 512 << 20;
+/// Most hosts on a page, and the largest page in bytes.
+const HOSTS_A_PAGE: &str = "1000";
+const FLEET_BYTES: usize = 16 << 20;
 /// How often what may pass is tried, and the pause after the first time.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(250);
@@ -51,6 +55,15 @@ pub struct Options {
     pub identity: Option<(PathBuf, PathBuf)>,
     /// Whether a token may go over plain http to another machine.
     pub allow_http: bool,
+}
+
+impl Options {
+    /// With the token that stands in the variable `WEIGHBRIDGE_API_TOKEN`, where one does.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        let token = outside::variable(TOKEN_VARIABLE).filter(|token| !token.trim().is_empty());
+        Self { token, ..Self::default() }
+    }
 }
 
 impl fmt::Debug for Options {
@@ -138,7 +151,8 @@ impl Api {
         let has_token = options.token.is_some() || options.token_file.is_some();
         if url.scheme() == "http" && has_token && !options.allow_http && !is_this_machine(&url) {
             return Err(bad(
-                "the token would go over the wire as it is; use https://, or allow it with --allow-http".to_owned(),
+                "the token would go over the wire as it is; use https://, or allow it with --allow-http"
+                    .to_owned(),
             ));
         }
         if let Some(path) = &options.token_file {
@@ -171,19 +185,29 @@ impl Api {
         url.query_pairs_mut().append_pair("at", at);
         let bytes = self.asked(&object, ANSWER_BYTES, || self.line.http.get(url.clone())).await?;
         let answer: ResolvedAnswer = serde_json::from_slice(&bytes).map_err(|error| {
-            StoreError::new(Class::Integrity, &object, format!("the API's answer is none of its own: {error}"))
+            StoreError::new(
+                Class::Integrity,
+                &object,
+                format!("the API's answer is none of its own: {error}"),
+            )
         })?;
         let entry = answer.channel.zip(answer.entry.map(|entry| Bytes::from(entry.to_string())));
         Ok(Resolved { snapshot: answer.snapshot, entry })
     }
 
     /// A channel as a stream of lines.
-    pub(crate) async fn watch(&self, model: &ModelName, channel: &ChannelName, after: u64) -> Result<Response> {
+    pub(crate) async fn watch(
+        &self,
+        model: &ModelName,
+        channel: &ChannelName,
+        after: u64,
+    ) -> Result<Response> {
         let mut url = self.url(&["models", model.as_str(), "channels", channel.as_str(), "watch"])?;
         url.query_pairs_mut().append_pair("after", &after.to_string());
         let object = format!("{model}@{channel}");
         let sent = tokio::time::timeout(ANSWER, self.dressed(self.line.http.get(url)).send()).await;
-        let response = sent.map_err(|_| self.silent(&object))?.map_err(|error| self.broken(&object, &error))?;
+        let response =
+            sent.map_err(|_| self.silent(&object))?.map_err(|error| self.broken(&object, &error))?;
         if response.status().is_success() { Ok(response) } else { Err(refused(&object, response).await.0) }
     }
 
@@ -194,16 +218,18 @@ impl Api {
     pub async fn report(&self, status: &HostStatus) -> Result<()> {
         let url = self.url(&["fleet", "hosts"])?;
         let body = status.to_json();
-        let post = || self.line.http.post(url.clone()).header("content-type", "application/json").body(body.clone());
+        let post =
+            || self.line.http.post(url.clone()).header("content-type", "application/json").body(body.clone());
         self.asked("fleet/hosts", ANSWER_BYTES, post).await.map(drop)
     }
 
-    /// The hosts that told how they are: a JSON document.
+    /// The hosts that told how they are, a page of them: a JSON document, with the `token` of the next page.
     ///
     /// # Errors
     /// As the API fails.
-    pub async fn hosts(&self) -> Result<Bytes> {
-        let url = self.url(&["fleet", "hosts"])?;
+    pub async fn hosts(&self, token: &str) -> Result<Bytes> {
+        let mut url = self.url(&["fleet", "hosts"])?;
+        url.query_pairs_mut().append_pair("page_size", HOSTS_A_PAGE).append_pair("page_token", token);
         self.asked("fleet/hosts", FLEET_BYTES, || self.line.http.get(url.clone())).await
     }
 
@@ -340,9 +366,9 @@ fn http(options: &Options) -> Result<reqwest::Client> {
         })?;
         builder = builder.identity(identity);
     }
-    builder
-        .build()
-        .map_err(|error| StoreError::new(Class::BadLocation, "the API", format!("no client can be built: {error}")))
+    builder.build().map_err(|error| {
+        StoreError::new(Class::BadLocation, "the API", format!("no client can be built: {error}"))
+    })
 }
 
 /// A small file that a person wrote.

@@ -75,6 +75,15 @@ pub enum Appended<E> {
     },
 }
 
+/// A part of a channel's log, the newest entry first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogPart {
+    /// The entries, and their stored bytes.
+    pub entries: Vec<(ChannelEntry, Bytes)>,
+    /// The number before which the rest of the log stands; `None` where nothing does.
+    pub rest: Option<u64>,
+}
+
 impl<'a> Channel<'a> {
     /// The channel `name` of `model`.
     #[must_use]
@@ -98,7 +107,9 @@ impl<'a> Channel<'a> {
                 Err(error) if error.class() == Class::NotFound => return Ok(None),
                 resolved => resolved?,
             };
-            let Some((_, bytes)) = resolved.entry.filter(|(name, _)| name == self.name) else { return Ok(None) };
+            let Some((_, bytes)) = resolved.entry.filter(|(name, _)| name == self.name) else {
+                return Ok(None);
+            };
             return Ok(Some((self.believed(&bytes)?, bytes)));
         }
         // The hint first: the entry that it names stood before it was left, and so is in the listing.
@@ -144,16 +155,25 @@ impl<'a> Channel<'a> {
     /// # Errors
     /// [`Class::Integrity`] where an entry is missing or cannot be read; else as the store fails.
     pub async fn log(&self, most: usize) -> Result<Vec<ChannelEntry>> {
-        let highest = self.sequences().await?.last().copied().unwrap_or(0);
-        let mut log = Vec::new();
+        Ok(self.log_before(u64::MAX, most).await?.entries.into_iter().map(|(entry, _)| entry).collect())
+    }
+
+    /// The part of [`Self::log`] that stands before entry number `before`: of the newest `most` entries there.
+    ///
+    /// # Errors
+    /// As [`Self::log`].
+    pub async fn log_before(&self, before: u64, most: usize) -> Result<LogPart> {
+        let highest = self.sequences().await?.last().copied().unwrap_or(0).min(before.saturating_sub(1));
+        let mut part = LogPart { entries: Vec::new(), rest: None };
         for sequence in (1..=highest).rev().take(most) {
             let Some((entry, bytes)) = self.read(sequence).await? else { return Err(self.missing(sequence)) };
             match self.check(&entry, &bytes) {
-                Ok(()) => log.push(entry),
+                Ok(()) => part.entries.push((entry, bytes)),
                 Err(error) => tracing::debug!(%error, "an entry of the log is left out"),
             }
+            part.rest = (sequence > 1).then_some(sequence);
         }
-        Ok(log)
+        Ok(part)
     }
 
     /// The entry of `operation` among the newest `most`; `None` where there is none. Whoever goes on with an operation
@@ -370,6 +390,20 @@ mod tests {
         let log = channel.log(100).await.unwrap();
         assert!(log.windows(2).all(|pair| pair[0].previous == Some(pair[1].snapshot)));
         assert_eq!(channel.latest().await.unwrap(), log.first().cloned());
+        let (mut before, mut parts) = (u64::MAX, Vec::new());
+        loop {
+            let part = channel.log_before(before, 7).await.unwrap();
+            parts.extend(part.entries.into_iter().map(|(entry, bytes)| {
+                assert_eq!(entry.to_bytes(), bytes);
+                entry
+            }));
+            let Some(rest) = part.rest else { break };
+            before = rest;
+        }
+        assert_eq!(parts, log, "part by part it is the same");
+        let nothing = LogPart { entries: Vec::new(), rest: None };
+        assert_eq!(channel.log_before(1, 7).await.unwrap(), nothing);
+        assert_eq!(channel.log_before(0, 7).await.unwrap(), nothing);
     }
 
     #[tokio::test]

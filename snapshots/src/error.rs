@@ -71,6 +71,12 @@ impl StoreError {
         Self { class, object: object.to_string(), why: why.into() }
     }
 
+    /// The same, and what went wrong beside it.
+    pub(crate) fn and(mut self, beside: &Self) -> Self {
+        self.why = format!("{}; and {beside}", self.why);
+        self
+    }
+
     /// The stable class.
     #[must_use]
     pub const fn class(&self) -> Class {

@@ -536,12 +536,12 @@ mod tests {
             "models/m/channels/../000000000007",
             "models/../chunks/aa/aa",
             "dead/x",
-            &report(&model, &id, 1).to_string(),
+            report(&model, &id, 1).as_ref(),
             &format!("{chunk}/"),
             &format!("/{chunk}"),
             &chunk.to_uppercase(),
             &chunk.replace("chunks/", "chunks/f"),
-            &pin_entry(&model, &id, 1).to_string(),
+            pin_entry(&model, &id, 1).as_ref(),
         ] {
             assert_eq!(fetched(key), None, "{key}");
         }

@@ -192,6 +192,13 @@ impl Root {
         self
     }
 
+    /// The same root, which demands no signature.
+    #[must_use]
+    pub fn trusting_nobody(mut self) -> Self {
+        self.trust = None;
+        self
+    }
+
     /// Who signs what is written.
     #[must_use]
     pub fn signers(&self) -> Option<&Signers> {

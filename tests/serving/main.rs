@@ -16,9 +16,29 @@ mod example;
 #[path = "../system/fixtures.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod fixtures;
+mod fleet;
+mod follower;
 mod grpcio;
+mod hooks;
+mod kills;
+mod moving;
 mod numbered;
+mod operating;
+mod outages;
+#[path = "../store/places.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod places;
+mod publishing;
+#[path = "../system/queued.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod queued;
 mod reading;
 mod recipes;
 mod reference;
+mod sharing;
+mod site;
 mod swaps;
+mod together;
+#[path = "../system/volume.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
+mod volume;

@@ -49,6 +49,8 @@ fn what_another_version_has_wrong_comes_from_the_store() {
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             let mut bytes = std::fs::read(&path).unwrap();
             bytes.iter_mut().for_each(|byte| *byte ^= 1);
+            // It is read-only.
+            std::fs::remove_file(&path).unwrap();
             std::fs::write(&path, bytes).unwrap();
         }
     }
@@ -56,6 +58,7 @@ fn what_another_version_has_wrong_comes_from_the_store() {
     assert_eq!(fetched["bytes_read"], fetched["bytes"], "nothing of the old version is right");
     // A version whose manifest is damaged, and things that are none, are passed over.
     store.publish(&torchrec(), &["--step", "3"]).succeeded();
+    std::fs::remove_file(old.join("snapshot.json")).unwrap();
     std::fs::write(old.join("snapshot.json"), "{").unwrap();
     std::fs::create_dir(versions.join("ab".repeat(32))).unwrap();
     std::fs::write(versions.join("stray"), "x").unwrap();

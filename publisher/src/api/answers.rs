@@ -31,11 +31,13 @@ pub struct Refusal {
     class: &'static str,
     message: String,
     again: Option<Duration>,
+    /// The field of the request that is at fault.
+    field: Option<&'static str>,
 }
 
 impl Refusal {
     fn new(code: Code, kind: Kind, class: &'static str, message: impl Into<String>) -> Self {
-        Self { code, kind, class, message: message.into(), again: None }
+        Self { code, kind, class, message: message.into(), again: None, field: None }
     }
 
     /// Whoever asks is not known. It says nothing of what is here.
@@ -57,13 +59,22 @@ impl Refusal {
         Self::new(Code::InvalidArgument, Kind::Permanent, "bad_request", what)
     }
 
+    /// A field of the request makes no sense.
+    #[must_use]
+    pub fn bad_field(field: &'static str, why: impl std::fmt::Display) -> Self {
+        Self { field: Some(field), ..Self::bad_request(format!("{field}: {why}")) }
+    }
+
+    /// It is not done as things stand: asking again changes nothing.
+    #[must_use]
+    pub fn as_things_stand(failure: Failure) -> Self {
+        Self { code: Code::FailedPrecondition, ..failure.into() }
+    }
+
     /// Too much at once, or too fast.
     #[must_use]
     pub fn over_limit(what: impl Into<String>, again: Duration) -> Self {
-        Self {
-            again: Some(again),
-            ..Self::new(Code::ResourceExhausted, Kind::Transient, "over_limit", what)
-        }
+        Self { again: Some(again), ..Self::new(Code::ResourceExhausted, Kind::Transient, "over_limit", what) }
     }
 
     /// The caller's own deadline has passed.
@@ -86,6 +97,9 @@ impl Refusal {
         let mut details = ErrorDetails::with_error_info(self.class, DOMAIN, kind);
         if let Some(again) = self.again {
             details.set_retry_info(Some(again));
+        }
+        if let Some(field) = self.field {
+            details.add_bad_request_violation(field, self.message.clone());
         }
         Status::with_error_details(self.code, self.message.clone(), details)
     }
@@ -121,7 +135,7 @@ impl From<Failure> for Refusal {
         };
         let again = (failure.kind == Kind::Transient).then_some(AGAIN);
         let message = failure.to_string();
-        Self { code, kind: failure.kind, class: failure.class, message, again }
+        Self { code, kind: failure.kind, class: failure.class, message, again, field: None }
     }
 }
 

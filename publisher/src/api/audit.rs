@@ -27,6 +27,9 @@ pub struct Deed<'a> {
     pub action: &'a str,
     /// The token's name.
     pub caller: &'a str,
+    /// What the caller says of themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub said: Option<&'a str>,
     /// Where the request came from.
     pub from: SocketAddr,
     /// The model, where there is one.
@@ -61,7 +64,8 @@ impl Audit {
     /// Where it cannot be opened: exit code 2.
     pub fn open(path: &Path) -> Result<Self> {
         let opened = OpenOptions::new().create(true).append(true).open(path);
-        let file = opened.map_err(|error| Failure::usage(format!("{}: the audit log: {error}", path.display())))?;
+        let file =
+            opened.map_err(|error| Failure::usage(format!("{}: the audit log: {error}", path.display())))?;
         Ok(Self { file: Some(Mutex::new(file)) })
     }
 
@@ -91,6 +95,7 @@ mod tests {
         let deed = Deed {
             action: "promote",
             caller: "x\nforged",
+            said: None,
             from: "127.0.0.1:1".parse().unwrap(),
             model: Some("dlrm"),
             object: "dlrm@prod",

@@ -138,11 +138,8 @@ pub async fn guard(State(gate): State<Arc<Gate>>, request: Request, next: Next) 
         Ok(response) => (code(&response, is_rpc), response),
         Err(refusal) => {
             gate.figures.refused(refusal.class());
-            let response = if is_rpc {
-                refusal.status().into_http::<Body>()
-            } else {
-                refusal.into_response()
-            };
+            let response =
+                if is_rpc { refusal.status().into_http::<Body>() } else { refusal.into_response() };
             (code(&response, is_rpc), response)
         }
     };
@@ -219,7 +216,6 @@ fn code(response: &Response, is_rpc: bool) -> String {
         None => response.status().as_u16().to_string(),
     }
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -64,7 +64,11 @@ impl Hub {
     ///
     /// # Errors
     /// Where too many channels are followed already.
-    pub fn follow(&self, model: &ModelName, channel: &ChannelName) -> Result<watch::Receiver<State>, Refusal> {
+    pub fn follow(
+        &self,
+        model: &ModelName,
+        channel: &ChannelName,
+    ) -> Result<watch::Receiver<State>, Refusal> {
         let name = (model.clone(), channel.clone());
         let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(topic) = topics.get(&name) {
@@ -130,7 +134,7 @@ fn heard(state: &mut State, told: Told) -> bool {
     match told {
         Told::Quiet => news,
         Told::Entry { entry, bytes } => {
-            state.entry = Some(Arc::new(Entry { entry, bytes }));
+            state.entry = Some(Arc::new(Entry { entry: *entry, bytes }));
             true
         }
     }

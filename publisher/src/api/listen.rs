@@ -138,19 +138,18 @@ async fn tower_call(
     request: Request,
 ) -> Result<axum::response::Response, std::convert::Infallible> {
     use hyper::service::Service;
-    hyper_util::service::TowerToHyperService::new(router).call(request).map(|answer| match answer {
-        Ok(response) => Ok(response),
-        Err(never) => match never {},
-    })
-    .await
+    hyper_util::service::TowerToHyperService::new(router)
+        .call(request)
+        .map(|answer| match answer {
+            Ok(response) => Ok(response),
+            Err(never) => match never {},
+        })
+        .await
 }
 
 fn http() -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADERS)
-        .max_buf_size(SEND_BUFFER);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(SEND_BUFFER);
     http.http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING.0)

@@ -12,16 +12,22 @@
 //! | [`objects`] | the store's immutable objects, read for many at once |
 //! | [`hub`], [`events`] | channels that are followed |
 //! | [`snapshots`], [`rows`] | the service `Snapshots` |
+//! | [`deeds`] | changes that callers ask for, carried out to their end |
+//! | [`publishing`], [`operating`], [`fleet`] | the services `Publishing`, `Operating`, `Fleet` |
 //! | [`web`] | the same over plain HTTP |
 
 pub mod answers;
 pub mod audit;
+pub mod deeds;
 pub mod events;
+pub mod fleet;
 pub mod guard;
 pub mod hub;
 pub mod listen;
 pub mod objects;
+pub mod operating;
 pub mod proto;
+pub mod publishing;
 pub mod requests;
 pub mod rows;
 pub mod shared;
@@ -37,11 +43,14 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use tonic::service::Routes;
 
+use proto::fleet_server::FleetServer;
+use proto::operating_server::OperatingServer;
+use proto::publishing_server::PublishingServer;
 use proto::snapshots_server::SnapshotsServer;
 use shared::Shared;
 
 /// The gRPC methods, for figures: `PACKAGE.SERVICE/METHOD`.
-pub const METHODS: [&str; 8] = [
+pub const METHODS: [&str; 26] = [
     "weighbridge.v1.Snapshots/Resolve",
     "weighbridge.v1.Snapshots/GetManifest",
     "weighbridge.v1.Snapshots/ListModels",
@@ -50,6 +59,24 @@ pub const METHODS: [&str; 8] = [
     "weighbridge.v1.Snapshots/WatchChannel",
     "weighbridge.v1.Snapshots/ReadChunks",
     "weighbridge.v1.Snapshots/LookUpRows",
+    "weighbridge.v1.Publishing/Submit",
+    "weighbridge.v1.Publishing/GetJob",
+    "weighbridge.v1.Publishing/ListJobs",
+    "weighbridge.v1.Publishing/WatchJob",
+    "weighbridge.v1.Publishing/Republish",
+    "weighbridge.v1.Publishing/Cancel",
+    "weighbridge.v1.Operating/Promote",
+    "weighbridge.v1.Operating/Rollback",
+    "weighbridge.v1.Operating/Hold",
+    "weighbridge.v1.Operating/Release",
+    "weighbridge.v1.Operating/ListEntries",
+    "weighbridge.v1.Operating/Pin",
+    "weighbridge.v1.Operating/Unpin",
+    "weighbridge.v1.Operating/ListDeadLetters",
+    "weighbridge.v1.Operating/GetDeadLetter",
+    "weighbridge.v1.Operating/RequeueDeadLetter",
+    "weighbridge.v1.Fleet/Report",
+    "weighbridge.v1.Fleet/ListHosts",
 ];
 /// Largest message of a request, in bytes; the largest that is right is a checkpoint manifest.
 const MESSAGE_BYTES: usize = 2 << 20;
@@ -66,10 +93,21 @@ pub fn router(shared: &Arc<Shared>) -> crate::error::Result<Router> {
         .build_v1()
         .map_err(|error| crate::error::Failure::internal("the API's description", error))?;
     let (_, health) = tonic_health::server::health_reporter();
-    let snapshots = SnapshotsServer::new(snapshots::Service(Arc::clone(shared)))
-        .max_decoding_message_size(MESSAGE_BYTES);
-    let rpc = Routes::new(snapshots).add_service(health).add_service(reflection).into_axum_router();
+    let deeds = Arc::new(deeds::Deeds::new(Arc::clone(shared)));
+    let hosts = Arc::default();
+    let snapshots = SnapshotsServer::new(snapshots::Service(Arc::clone(shared)));
+    let publishing = PublishingServer::new(publishing::Service::new(Arc::clone(shared), Arc::clone(&deeds)));
+    let operating = OperatingServer::new(operating::Service::new(Arc::clone(shared), deeds));
+    let fleet = FleetServer::new(fleet::Service(Arc::clone(&hosts)));
+    let rpc = Routes::new(snapshots.max_decoding_message_size(MESSAGE_BYTES))
+        .add_service(publishing.max_decoding_message_size(MESSAGE_BYTES))
+        .add_service(operating.max_decoding_message_size(MESSAGE_BYTES))
+        .add_service(fleet.max_decoding_message_size(MESSAGE_BYTES))
+        .add_service(health)
+        .add_service(reflection);
+    let web = web::routes(Arc::clone(shared)).merge(fleet::routes(hosts));
     Ok(rpc
-        .merge(web::routes(Arc::clone(shared)).layer(DefaultBodyLimit::max(BODY_BYTES)))
+        .into_axum_router()
+        .merge(web.layer(DefaultBodyLimit::max(BODY_BYTES)))
         .layer(from_fn_with_state(Arc::clone(&shared.gate), guard::guard)))
 }

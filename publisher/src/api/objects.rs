@@ -107,7 +107,9 @@ impl Objects {
     pub async fn chunk(&self, model: &ModelName, chunk: Chunk) -> Result<Bytes> {
         let key = layout::chunk(model, &chunk.id);
         let missing = || StoreError::new(Class::Integrity, &key, "the chunk is missing from the store");
-        self.chunks.get_or_insert_async(&key, async { self.load(&key, chunk.id).await?.ok_or_else(missing) }).await
+        self.chunks
+            .get_or_insert_async(&key, async { self.load(&key, chunk.id).await?.ok_or_else(missing) })
+            .await
     }
 
     async fn load(&self, key: &Key, id: ChunkId) -> Result<Option<Bytes>> {

@@ -5,6 +5,7 @@
     clippy::cast_possible_truncation,
     clippy::wildcard_imports,
     clippy::large_futures,
+    clippy::large_enum_variant,
     missing_docs,
     unreachable_pub,
     unused_qualifications,

@@ -1,10 +1,13 @@
 //! What requests say, read and checked before it is used. Nothing here asks the store.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
 use weighbridge_schemas::error::shorten;
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::{ChannelName, ModelName, TensorName};
-use weighbridge_snapshots::reference::Reference;
+use weighbridge_snapshots::reference::{PREFIX_DIGITS, Reference};
 
 use super::answers::Refusal;
 use super::proto::{ChunkRange, LookUpRowsRequest, RowForm};
@@ -16,8 +19,64 @@ pub const ROWS: usize = 100_000;
 /// Longest id that a caller gives a request, in bytes.
 pub const REQUEST_ID_BYTES: usize = 128;
 
-fn bad(field: &str, why: impl std::fmt::Display) -> Refusal {
-    Refusal::bad_request(format!("{field}: {why}"))
+/// Longest place in a list, in bytes.
+const TOKEN_BYTES: usize = 16 << 10;
+/// Digits of a snapshot's id.
+const ID_DIGITS: usize = 64;
+
+fn bad(field: &'static str, why: impl Display) -> Refusal {
+    Refusal::bad_field(field, why)
+}
+
+/// A field's value, or what is wrong with it.
+///
+/// # Errors
+/// Where something is.
+pub fn field<T, E: Display>(name: &'static str, value: Result<T, E>) -> Result<T, Refusal> {
+    value.map_err(|why| bad(name, why))
+}
+
+/// A field that is text of a kind of its own.
+///
+/// # Errors
+/// Where it is not.
+pub fn parsed<T: FromStr<Err: Display>>(name: &'static str, text: &str) -> Result<T, Refusal> {
+    field(name, text.parse())
+}
+
+/// As [`parsed`]; empty text is none.
+///
+/// # Errors
+/// As [`parsed`].
+pub fn optional<T: FromStr<Err: Display>>(name: &'static str, text: &str) -> Result<Option<T>, Refusal> {
+    if text.is_empty() { Ok(None) } else { parsed(name, text).map(Some) }
+}
+
+/// Where a list goes on; `None` at its beginning.
+///
+/// # Errors
+/// Where no answer gave it.
+pub fn page_token<T: FromStr<Err: Display>>(text: &str) -> Result<Option<T>, Refusal> {
+    if text.len() > TOKEN_BYTES {
+        return Err(bad("page_token", "give what the answer before gave, as it was"));
+    }
+    optional("page_token", text)
+}
+
+/// A snapshot's id, or the first digits of it.
+///
+/// # Errors
+/// Where it is neither.
+pub fn digits(name: &'static str, text: &str) -> Result<String, Refusal> {
+    let is_digits = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    if is_digits && (PREFIX_DIGITS..=ID_DIGITS).contains(&text.len()) {
+        return Ok(text.to_owned());
+    }
+    let why = format!(
+        "it is no snapshot: give its id, {ID_DIGITS} lower-case hexadecimal digits, or the first {PREFIX_DIGITS} or \
+         more of them"
+    );
+    Err(bad(name, why))
 }
 
 /// A model's name.
@@ -131,8 +190,10 @@ pub struct LookUp {
 /// Where a name is none, or there are no rows or too many, or their form is not known.
 pub fn look_up(asked: LookUpRowsRequest) -> Result<LookUp, Refusal> {
     let reference = reference(&asked.model, &asked.at)?;
-    let tensor: TensorName =
-        asked.tensor.parse().map_err(|error| bad("tensor", format!("{}: {error}", shorten(&asked.tensor))))?;
+    let tensor: TensorName = asked
+        .tensor
+        .parse()
+        .map_err(|error| bad("tensor", format!("{}: {error}", shorten(&asked.tensor))))?;
     if asked.rows.is_empty() || asked.rows.len() > ROWS {
         return Err(bad("rows", format!("{} are not 1 to {ROWS}", asked.rows.len())));
     }
@@ -158,6 +219,18 @@ mod tests {
         assert_eq!(request_id("").unwrap(), None);
         assert!(request_id("a\nb").is_err() && request_id(&"x".repeat(129)).is_err());
         assert!(reference("m", "a@b").is_err() && reference("m", "").unwrap().at.is_none());
+    }
+
+    #[test]
+    fn digits_of_ids_and_places_in_lists_are_bounded() {
+        for right in ["abcdef", &"0".repeat(ID_DIGITS)] {
+            assert_eq!(digits("to", right).unwrap(), right);
+        }
+        for wrong in ["", "abcde", "ABCDEF", "prod", &"0".repeat(ID_DIGITS + 1)] {
+            assert!(digits("to", wrong).unwrap_err().status().message().starts_with("to: "), "{wrong}");
+        }
+        assert!(page_token::<u64>("x").is_err() && page_token::<u64>(&"1".repeat(TOKEN_BYTES + 1)).is_err());
+        assert_eq!((page_token::<u64>("").unwrap(), page_token("7").unwrap()), (None, Some(7u64)));
     }
 
     #[test]

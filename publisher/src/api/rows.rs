@@ -58,12 +58,16 @@ pub async fn look_up(
     let row_bytes = if asked.encoded { table.row_bytes } else { table.width.saturating_mul(NUMBER) };
     let most = ANSWER_BYTES / row_bytes.max(1);
     if asked.rows.len() as u64 > most {
-        let why = format!("rows: {} are too many: an answer has room for {most} of this table", asked.rows.len());
+        let why =
+            format!("rows: {} are too many: an answer has room for {most} of this table", asked.rows.len());
         return Err(Refusal::bad_request(why));
     }
     let source_rows = table.tensor.pruned.as_ref().map_or(table.rows, |pruned| pruned.source_rows);
     if let Some(row) = asked.rows.iter().find(|&&row| row >= source_rows) {
-        let why = format!("rows: {row} is not 0 to {}, which are the rows of {name:?}", source_rows.saturating_sub(1));
+        let why = format!(
+            "rows: {row} is not 0 to {}, which are the rows of {name:?}",
+            source_rows.saturating_sub(1)
+        );
         return Err(Refusal::bad_request(why));
     }
     let places = match &table.tensor.pruned {
@@ -210,7 +214,8 @@ struct Chunks<'a> {
 impl Chunks<'_> {
     /// Appends the file's bytes from `begin` to `end`; no call begins before the one before it.
     async fn append(&mut self, begin: u64, end: u64, into: &mut Vec<u8>) -> Result<(), Refusal> {
-        while let Some(chunk) = self.file.chunks.get(self.next).filter(|chunk| self.end + chunk.size <= begin) {
+        while let Some(chunk) = self.file.chunks.get(self.next).filter(|chunk| self.end + chunk.size <= begin)
+        {
             self.end += chunk.size;
             self.next += 1;
         }

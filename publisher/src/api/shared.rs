@@ -67,11 +67,34 @@ pub fn caller(extensions: &Extensions) -> Result<Caller, Refusal> {
 /// Where they have not.
 pub fn allowed(extensions: &Extensions, roles: &[Role], model: &ModelName) -> Result<Caller, Refusal> {
     let caller = caller(extensions)?;
+    permitted(&caller, roles, model)?;
+    Ok(caller)
+}
+
+/// Refuses a caller who has none of `roles` for `model`.
+///
+/// # Errors
+/// `PERMISSION_DENIED`.
+pub fn permitted(caller: &Caller, roles: &[Role], model: &ModelName) -> Result<(), Refusal> {
     if roles.iter().any(|&role| caller.may(role, model)) {
-        return Ok(caller);
+        return Ok(());
     }
     let roles: Vec<_> = roles.iter().map(|role| role.as_str()).collect();
-    Err(Refusal::forbidden(format!("the token may not: it takes role {} for model {model}", roles.join(" or "))))
+    Err(Refusal::forbidden(format!(
+        "the token may not: it takes role {} for model {model}",
+        roles.join(" or ")
+    )))
+}
+
+/// Refuses a caller who operates no model at all.
+///
+/// # Errors
+/// `PERMISSION_DENIED`.
+pub fn operates_any(caller: &Caller) -> Result<(), Refusal> {
+    if caller.has(Role::Operate) {
+        return Ok(());
+    }
+    Err(Refusal::forbidden("the token may not: it takes role operate"))
 }
 
 /// The connection that a request came over.

@@ -20,13 +20,13 @@ use super::answers::Refusal;
 use super::events::{Event, Follower};
 use super::hub::Entry;
 use super::objects::PIECE;
+use super::proto;
 use super::proto::snapshots_server::Snapshots;
 use super::proto::watch_channel_response::Event as Told;
 use super::requests::{self, Range};
 use super::rows;
 use super::shared::{Shared, allowed, caller, connection};
 use super::tokens::Role;
-use super::proto;
 use crate::clock;
 
 /// The service.
@@ -91,8 +91,7 @@ impl Snapshots for Service {
         let most = requests::page_size(request.page_size, 20, 100)?;
         let mut ids = catalog::snapshots(self.0.objects.root(), &model).await.map_err(Refusal::from)?;
         ids.sort_unstable();
-        let (ids, next_page_token) =
-            page(ids.iter().map(ToString::to_string), &request.page_token, most);
+        let (ids, next_page_token) = page(ids.iter().map(ToString::to_string), &request.page_token, most);
         let mut snapshots = Vec::with_capacity(ids.len());
         for id in ids {
             let id = requests::snapshot(&id)?;
@@ -110,8 +109,7 @@ impl Snapshots for Service {
         let request = request.into_inner();
         let most = requests::page_size(request.page_size, 100, 1000)?;
         let names = catalog::channels(self.0.objects.root(), &model).await.map_err(Refusal::from)?;
-        let (names, next_page_token) =
-            page(names.iter().map(ToString::to_string), &request.page_token, most);
+        let (names, next_page_token) = page(names.iter().map(ToString::to_string), &request.page_token, most);
         let mut channels = Vec::with_capacity(names.len());
         for name in names {
             let name = requests::channel(&name)?;
@@ -226,7 +224,11 @@ impl Service {
 }
 
 fn absent(key: &Key) -> StoreError {
-    StoreError::new(Class::NotFound, key, "the store has no such object; what named it may have been collected")
+    StoreError::new(
+        Class::NotFound,
+        key,
+        "the store has no such object; what named it may have been collected",
+    )
 }
 
 /// The bytes of a chunk that are asked for.

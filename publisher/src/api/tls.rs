@@ -92,7 +92,8 @@ impl Tls {
 
 fn texts(files: &Files) -> Result<Texts> {
     let read = |path: &Path| {
-        read_text(path).map_err(|error| Failure::usage(format!("{}: it cannot be read: {error}", path.display())))
+        read_text(path)
+            .map_err(|error| Failure::usage(format!("{}: it cannot be read: {error}", path.display())))
     };
     Ok((read(&files.certificate)?, read(&files.key)?, files.client_ca.as_deref().map(read).transpose()?))
 }

@@ -227,7 +227,8 @@ fn text(path: &Path) -> Result<String> {
 
 fn entries(text: &str) -> Result<Vec<Entry>> {
     let file: File = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
+        let line =
+            error.span().map_or(1, |span| 1 + text[..span.start.min(text.len())].matches('\n').count());
         Failure::usage(format!("line {line}: {}", error.message()))
     })?;
     if file.token.len() > MOST_TOKENS {
@@ -331,8 +332,8 @@ pub fn listed(text: &str) -> Result<Vec<Entry>> {
 /// Where it does not parse.
 pub fn without(text: &str, name: &str) -> Result<(String, usize)> {
     let (gone, kept): (Vec<_>, Vec<_>) = entries(text)?.into_iter().partition(|entry| entry.name == name);
-    let text = toml::to_string(&File { token: kept })
-        .map_err(|error| Failure::internal("writing tokens", error))?;
+    let text =
+        toml::to_string(&File { token: kept }).map_err(|error| Failure::internal("writing tokens", error))?;
     Ok((text, gone.len()))
 }
 

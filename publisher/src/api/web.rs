@@ -47,7 +47,8 @@ async fn object(
     Path(key): Path<String>,
     request: Request,
 ) -> Result<Response, Refusal> {
-    let absent = || StoreError::new(Class::NotFound, "object", "there is no such object, or none that hosts read");
+    let absent =
+        || StoreError::new(Class::NotFound, "object", "there is no such object, or none that hosts read");
     let fetched = layout::fetched(&key).ok_or_else(absent)?;
     allowed(request.extensions(), &[Role::Fetch], &fetched.model)?;
     let size = match fetched.chunk {
@@ -194,7 +195,9 @@ fn line(event: &Event) -> Bytes {
         Event::Entry(entry) => {
             line.extend_from_slice(b"{\"entry\":");
             // A document's line ends lie between its parts, never within a string.
-            line.extend(entry.bytes.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+            line.extend(
+                entry.bytes.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }),
+            );
             line.push(b'}');
         }
         Event::Heartbeat(stale) => {

@@ -13,6 +13,7 @@ use weighbridge_snapshots::api::{Api as Client, Options};
 
 use super::worker::Opened;
 use super::{Context, LISTENING, given};
+use crate::api;
 use crate::api::audit::Audit;
 use crate::api::guard::Gate;
 use crate::api::hub::Hub;
@@ -21,14 +22,10 @@ use crate::api::objects::Objects;
 use crate::api::shared::Shared;
 use crate::api::tls::{Files, Tls};
 use crate::api::tokens::Tokens;
-use crate::api;
 use crate::config::{DEFAULT_API_LISTEN, Limits};
 use crate::error::{Failure, Result};
 use crate::http::cannot_listen;
 use crate::worker::Stop;
-
-/// The variable that holds the token to ask an API with.
-const TOKEN: &str = "WEIGHBRIDGE_API_TOKEN";
 
 /// How the API is offered.
 #[derive(Debug, Args)]
@@ -88,15 +85,14 @@ impl ApiOptions {
     pub(super) fn open(&self, context: &Context) -> Result<Option<Arc<Client>>> {
         let configured = &context.config.client;
         let Some(url) = given(self.api.as_ref()).or(configured.url.as_deref()) else { return Ok(None) };
-        let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
         let or = |option: &Option<PathBuf>, other: &Option<PathBuf>| option.clone().or_else(|| other.clone());
         let options = Options {
-            token,
             token_file: or(&self.api_token_file, &configured.token_file),
             ca: or(&self.api_ca, &configured.ca),
             identity: or(&self.api_certificate, &configured.certificate)
                 .zip(or(&self.api_key, &configured.key)),
             allow_http: self.allow_http || configured.allow_http.unwrap_or(false),
+            ..Options::from_environment()
         };
         Ok(Some(Arc::new(Client::new(url, &options)?)))
     }
@@ -172,7 +168,8 @@ fn check_exposure(address: SocketAddr, tokens: bool, tls: bool, plain: bool) -> 
 impl Server {
     /// Tells where it is: whoever started it may have asked for any free port.
     fn say(&self, context: &Context) -> Result<()> {
-        let address = self.listener.local_addr().map_err(|error| Failure::internal("the API's port", error))?;
+        let address =
+            self.listener.local_addr().map_err(|error| Failure::internal("the API's port", error))?;
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let who = if self.tokens.is_some() {
             ""

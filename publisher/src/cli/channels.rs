@@ -7,15 +7,14 @@ use serde_json::{Value, json};
 
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::names::{ChannelName, ModelName};
-use weighbridge_snapshots::catalog;
-use weighbridge_snapshots::channel::Channel;
 use weighbridge_snapshots::root::Absent;
 
 use super::Context;
 use super::moves::Target;
 use super::output::{error_object, plain, short, table};
-use super::snapshots::{models, whole};
 use crate::error::{Failure, Result};
+use crate::operations::channels::{self, Standing};
+use crate::operations::models;
 
 /// List channels, or show a channel's log.
 #[derive(Debug, Args)]
@@ -50,14 +49,10 @@ impl Channels {
 
 async fn list(context: &Context, model: Option<&str>) -> Result<ExitCode> {
     let root = context.root(Absent::Refuse)?;
-    let (mut latest, mut damage) = (Vec::new(), None);
-    for model in models(&root, model).await? {
-        for name in catalog::channels(&root, &model).await? {
-            // One that is damaged hides no other.
-            let ruling = whole(Channel::new(&root, &model, &name).latest().await, &mut damage)?.flatten();
-            latest.extend(ruling.map(|entry| (model.clone(), name, entry)));
-        }
-    }
+    let mut damage = None;
+    let standing = channels::list(&root, &models(&root, model).await?, &mut damage).await?;
+    let latest: Vec<_> =
+        standing.into_iter().map(|Standing { model, channel, entry }| (model, channel, entry)).collect();
     let failure = damage.map(Failure::from);
     show(context, "channels", &latest, failure.as_ref());
     let Some(failure) = failure else { return Ok(ExitCode::SUCCESS) };
@@ -68,9 +63,9 @@ async fn list(context: &Context, model: Option<&str>) -> Result<ExitCode> {
 async fn log(context: &Context, target: &Target, most: usize) -> Result<ExitCode> {
     let root = context.root(Absent::Refuse)?;
     let (model, name) = target.parse()?;
-    target.latest(&root, &model, &name).await?;
-    let entries = Channel::new(&root, &model, &name).log(most).await?;
-    let entries: Vec<_> = entries.into_iter().map(|entry| (model.clone(), name.clone(), entry)).collect();
+    let entries = channels::log(&root, &model, &name, u64::MAX, most).await?.entries;
+    let entries: Vec<_> =
+        entries.into_iter().map(|(entry, _)| (model.clone(), name.clone(), entry)).collect();
     show(context, "entries", &entries, None);
     Ok(ExitCode::SUCCESS)
 }

@@ -24,8 +24,8 @@ use super::{Context, manifest};
 use crate::clock;
 use crate::config::{DEFAULT_SPOOL, read_text};
 use crate::error::{Failure, Result};
+use crate::operations::submit;
 use crate::sources;
-use crate::steps::messages;
 use weighbridge_converter::source::Location;
 
 /// How long `drop` tries to put the manifest on the queue itself.
@@ -115,7 +115,7 @@ impl Drop {
         let written = serde_json::to_vec(&manifest)
             .map_err(|error| Failure::internal("writing the manifest", error))?;
         // What no worker would take is not handed over.
-        CheckpointManifest::parse(&written)?;
+        submit::check(&written)?;
         let sent = self.send(context, &manifest, written).await?;
         let waits = match &sent {
             Sent::Yes => None,
@@ -151,8 +151,8 @@ impl Drop {
             (Ok(spool), _) => spool,
             (Err(failure), Ok(queue)) => {
                 tracing::warn!(error = %failure, "the spool cannot take it; it is sent without");
-                let message = messages::checkpoint(manifest, written);
-                return match tokio::time::timeout_at(deadline, queue.send(&message)).await {
+                let sending = submit::send(&**queue, manifest, written);
+                return match tokio::time::timeout_at(deadline, sending).await {
                     Ok(Ok(())) => Ok(Sent::Yes),
                     _ => Err(unspooled(failure)),
                 };

@@ -1,17 +1,18 @@
 //! `fetch --follow`: a folder that goes with a channel, until told to stop.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
 
-use weighbridge_schemas::host::{HostStatus, Target};
+use weighbridge_schemas::host::{HostState, HostStatus, Target};
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ChannelName;
 use weighbridge_snapshots::api::Api;
+use weighbridge_snapshots::catalog;
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::fetch::Limits;
 use weighbridge_snapshots::follow::{Event, Follower, Following, Hooks, Listener, Opener, Source};
@@ -21,6 +22,7 @@ use weighbridge_snapshots::sign::Trust;
 use weighbridge_snapshots::watch::{ApiWatch, StoreWatch, Watch};
 
 use super::output::{Output, between, plain, short};
+use super::reports::Reports;
 use super::shown::Shown;
 use super::worker::told_to_stop;
 use super::{Context, default_channel, given};
@@ -102,17 +104,18 @@ impl FollowOptions {
             None => INTERVAL,
         };
         let listen = self.listen.or(configured.listen);
+        let reports = task.api.clone().map(Reports::to);
         let roots = Roots::of(context, task.trust, task.api);
-        let model = following.model.clone();
+        let (model, of) = (following.model.clone(), channel.clone());
         let shown = Shown::on(context, listen).await?;
         let host = Arc::new(Host::new(&model, &channel));
-        let listener = listener(&host, context.output);
-        roots.look(&reference, &channel, &task.into, context.output).await?;
+        let listener = listener(&host, reports, context.output);
+        let root = roots.first(&task.into)?;
         let limits = task.limits;
         let opener: Opener = Box::new(move || {
             let root = roots.open(roots.read)?;
             let looked = roots.open(roots.look)?;
-            let (model, channel) = (model.clone(), channel.clone());
+            let (model, channel) = (model.clone(), of.clone());
             let watch = match looked.api() {
                 Some(_) => Watch::Api(ApiWatch::new(&looked, model, channel, None)),
                 None => Watch::Store(StoreWatch::new(&looked, model, channel, None, interval)),
@@ -121,8 +124,15 @@ impl FollowOptions {
         });
         let follower = Follower::new(&task.into, task.durability, following, opener, listener).await?;
         shown.show(host);
-        follower.run(stop.wait()).await;
-        Ok(())
+        let run = async {
+            follower.run(stop.wait()).await;
+            Err(None)
+        };
+        let looked = async { look(root, &reference, &channel, context.output).await.map_err(Some) };
+        match tokio::try_join!(run, looked) {
+            Err(Some(failure)) => Err(failure),
+            Err(None) | Ok(((), ())) => Ok(()),
+        }
     }
 
     fn following(
@@ -221,51 +231,72 @@ impl Roots {
         })
     }
 
-    /// Looks whether there is such a channel. What is not there yet is waited for; but whoever mistyped a name would
-    /// wait for ever, and is told.
-    async fn look(
-        &self,
-        reference: &Reference,
-        channel: &ChannelName,
-        into: &PathBuf,
-        output: Output,
-    ) -> Result<()> {
-        let root = match self.open(self.look) {
-            Ok(root) => root,
-            // A host that serves something goes on with that while the store is away.
-            Err(_) if into.join("current").is_dir() => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        match reference.resolve(&root, channel).await {
-            Ok(located) if located.followed.is_none() => Err(not_moving(&reference.to_string())),
-            Err(error) if error.class() == Class::NotFound => {
-                output.tell(&format!("waiting for {reference}: {}\n", plain(&error.to_string())));
-                Ok(())
-            }
-            Err(error) if error.class() == Class::Refused => Err(error.into()),
-            // The follower itself will say so, and try again.
-            _ => Ok(()),
+    /// The store, where it is there; `None` where it is away and something is served already, which goes on.
+    fn first(&self, into: &Path) -> Result<Option<Root>> {
+        match self.open(self.look) {
+            Ok(root) => Ok(Some(root)),
+            Err(_) if into.join("current").is_dir() => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 }
 
+/// Looks whether there is such a channel. What is not there yet is waited for; but whoever mistyped a name would wait
+/// for ever, and is told.
+async fn look(
+    root: Option<Root>,
+    reference: &Reference,
+    channel: &ChannelName,
+    output: Output,
+) -> Result<()> {
+    let Some(root) = root else { return Ok(()) };
+    // An API is asked for no lists.
+    if root.api().is_none() {
+        // Where that cannot be found out, the follower itself will say so.
+        let Ok(channels) = catalog::channels(&root, &reference.model).await else { return Ok(()) };
+        if channels.contains(channel) {
+            return Ok(());
+        }
+    }
+    match reference.resolve(&root, channel).await {
+        Ok(located) if located.followed.is_none() => Err(not_moving(&reference.to_string())),
+        Err(error) if error.class() == Class::NotFound => {
+            output.tell(&format!("waiting for {reference}: {}\n", plain(&error.to_string())));
+            Ok(())
+        }
+        Err(error) if error.class() == Class::Refused => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 /// Tells the host's figures what happens, and people or programs what is new.
-fn listener(host: &Arc<Host>, output: Output) -> Listener {
+fn listener(host: &Arc<Host>, reports: Option<Reports>, output: Output) -> Listener {
     let host = Arc::clone(host);
-    let said = Mutex::new(String::new());
+    let said = Mutex::new(None);
     Arc::new(move |event| {
         host.note(event);
+        if let Some(reports) = &reports {
+            reports.note(event);
+        }
         let Event::Status { status, is_news: true } = event else { return };
         if output.is_json() {
             return output.line(status);
         }
-        let line = line(status);
+        let news = Some(news(status));
         let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-        if *said != line {
-            output.tell(&line);
-            *said = line;
+        if *said != news {
+            output.tell(&line(status));
+            *said = news;
         }
     })
+}
+
+/// What of a status is news for people: of what fails again and again they hear once.
+fn news(status: &HostStatus) -> (HostState, Option<u64>, Option<u64>, Option<String>) {
+    let sequence = |target: &Option<Target>| target.as_ref().map(|target| target.sequence);
+    let serving = sequence(&status.serving).filter(|_| status.state == HostState::Current);
+    let class = status.last_error.as_ref().map(|why| why.class.clone());
+    (status.state, sequence(&status.wanted), serving, class)
 }
 
 /// How a host is, for people.

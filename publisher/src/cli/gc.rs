@@ -10,15 +10,15 @@ use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::policy::Retention;
 use weighbridge_snapshots::reference::{Located, Reference};
 use weighbridge_snapshots::retain::past::{self, Past};
-use weighbridge_snapshots::retain::{self, Collected, HEEDED, HOLD, Options, pins};
+use weighbridge_snapshots::retain::{self, Collected, HEEDED, HOLD, Options};
 use weighbridge_snapshots::root::{Absent, Root};
 
 use super::bar::Bar;
 use super::output::{bytes, count, plain, short};
 use super::snapshots::models;
 use super::{Context, MemoryOption, default_channel};
-use crate::clock;
 use crate::error::{Failure, Result};
+use crate::operations::pins;
 use crate::policies;
 use crate::process;
 
@@ -244,9 +244,6 @@ pub(super) struct Unpin {
 
 impl Pin {
     pub(super) async fn run(self, context: &Context) -> Result<()> {
-        if self.why.len() > 1024 {
-            return Err(Failure::usage("--why: at most 1024 bytes"));
-        }
         set(context, &self.reference, true, &self.why).await
     }
 }
@@ -260,9 +257,7 @@ impl Unpin {
 async fn set(context: &Context, reference: &str, pinned: bool, why: &str) -> Result<()> {
     let root = context.root(Absent::Refuse)?;
     let Located { model, snapshot: id, .. } = Reference::locate(reference, &root, &default_channel()).await?;
-    let operation =
-        weighbridge_snapshots::channel::Operation { id: clock::operation_id(), ..context.operation()? };
-    let changed = pins::set(&root, &model, &id, pinned, why, &operation).await?;
+    let changed = pins::set(&root, &model, &id, pinned, why, &context.operation()?).await?;
     let document = json!({ "model": model, "snapshot": id, "pinned": pinned, "changed": changed });
     context.output.done(&document, || {
         let state = if pinned { "pinned" } else { "not pinned" };

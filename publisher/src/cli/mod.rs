@@ -12,6 +12,7 @@ mod config;
 mod dead;
 mod drop;
 mod fetch;
+mod fleet;
 mod follow;
 mod gc;
 mod inspect;
@@ -24,6 +25,7 @@ mod policy;
 mod publish;
 mod queue;
 mod report;
+mod reports;
 mod republish;
 mod serve;
 mod shown;
@@ -96,7 +98,7 @@ pub struct Global {
     /// The configuration file [default: weighbridge.toml, where there is one].
     #[arg(long, global = true, env = "WEIGHBRIDGE_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// One JSON document on standard output, and nothing else there; with `fetch --follow` one a line.
+    /// One JSON document on standard output, and nothing else there.
     #[arg(long, global = true)]
     json: bool,
     /// What is logged to standard error: error, warn, info, debug, or a filter such as weighbridge=debug.
@@ -124,6 +126,7 @@ enum Command {
     Queue(queue::Queue),
     Policy(policy::Policy),
     Fetch(fetch::Fetch),
+    Fleet(fleet::Fleet),
     Inspect(inspect::Inspect),
     Report(report::Show),
     Snapshots(snapshots::List),
@@ -468,6 +471,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Dead(dead) => dead.run(context).await?,
         Command::Queue(queue) => queue.run(context).await?,
         Command::Policy(policy) => policy.run(context).await?,
+        Command::Fleet(fleet) => return fleet.run(context).await,
         Command::Fetch(fetch) => fetch.run(context).await?,
         Command::Inspect(inspect) => inspect.run(context).await?,
         Command::Report(show) => show.run(context).await?,

@@ -8,8 +8,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use weighbridge_schemas::job::Why;
-use weighbridge_schemas::time::Timestamp;
 
+pub(super) use crate::clock::between;
 use crate::error::Failure;
 
 /// Where a command's results go, and in which form.
@@ -174,11 +174,6 @@ pub(super) fn short(id: &impl ToString) -> String {
 /// How long something has lasted, for people.
 pub(super) fn ago(time: Duration) -> String {
     indicatif::HumanDuration(time).to_string()
-}
-
-/// From one time to a later one; nothing where the clocks of two machines say that it is not later.
-pub(super) fn between(from: Timestamp, to: Timestamp) -> Duration {
-    Duration::from_nanos(to.nanoseconds().saturating_sub(from.nanoseconds()))
 }
 
 /// A failure in a document, on one line of a table.

@@ -18,11 +18,9 @@ use crate::worker::Stop;
 ///
 /// Without --tokens the API answers this machine alone, and lets everybody on it do everything.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  weighbridge serve --store /srv/store --queue embedded:/srv/queue\n  \
+#[command(after_help = "Example:\n  weighbridge serve --store /srv/store --queue embedded:/srv/queue\n  \
                   weighbridge serve --roles api --store s3://models/weighbridge --api-listen 0.0.0.0:7461 \\\n    \
-                  --tokens tokens.toml --tls-certificate server.pem --tls-key server.key"
-)]
+                  --tokens tokens.toml --tls-certificate server.pem --tls-key server.key")]
 pub(super) struct Serve {
     #[command(flatten)]
     work: WorkOptions,

@@ -12,7 +12,7 @@ use weighbridge_schemas::report::Outcome;
 use weighbridge_schemas::snapshot::SnapshotManifest;
 use weighbridge_snapshots::catalog;
 use weighbridge_snapshots::channel::Channel;
-use weighbridge_snapshots::error::{Class, StoreError};
+use weighbridge_snapshots::error::StoreError;
 use weighbridge_snapshots::layout;
 use weighbridge_snapshots::manifest;
 use weighbridge_snapshots::retain::pins;
@@ -21,6 +21,7 @@ use weighbridge_snapshots::root::{Absent, Root};
 use super::Context;
 use super::output::{bytes, error_object, short, table};
 use crate::error::{Failure, Result};
+pub(super) use crate::operations::{models, whole};
 
 /// List snapshots, in the order in which they were stored.
 #[derive(Debug, Args)]
@@ -68,19 +69,6 @@ impl List {
     }
 }
 
-/// The model that was named, which has to be there; else all.
-pub(super) async fn models(root: &Root, named: Option<&str>) -> Result<Vec<ModelName>> {
-    let known = catalog::models(root).await?;
-    let Some(named) = named else { return Ok(known) };
-    let model: ModelName = named.parse()?;
-    if known.contains(&model) {
-        return Ok(vec![model]);
-    }
-    let known: Vec<_> = known.iter().map(ToString::to_string).collect();
-    let why = format!("the store holds no such model; it holds: {}", known.join(", "));
-    Err(StoreError::new(Class::NotFound, model, why).into())
-}
-
 /// A model's rows. What is damaged is listed as far as it can be, and the first damage is told.
 async fn rows_of(root: &Root, model: &ModelName, damage: &mut Option<StoreError>) -> Result<Vec<Row>> {
     let mut pointing: BTreeMap<SnapshotId, Vec<String>> = BTreeMap::new();
@@ -111,21 +99,6 @@ async fn rows_of(root: &Root, model: &ModelName, damage: &mut Option<StoreError>
         });
     }
     Ok(rows)
-}
-
-/// Keeps the first integrity failure and goes on; any other failure ends the listing.
-pub(super) fn whole<T>(
-    outcome: weighbridge_snapshots::error::Result<T>,
-    damage: &mut Option<StoreError>,
-) -> Result<Option<T>> {
-    match outcome {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.class() == Class::Integrity => {
-            damage.get_or_insert(error);
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 fn document(row: &Row) -> serde_json::Value {

@@ -93,7 +93,8 @@ impl New {
 }
 
 fn read(file: &Path) -> Result<String> {
-    read_text(file).map_err(|error| Failure::usage(format!("{}: the file of tokens: {error}", file.display())))
+    read_text(file)
+        .map_err(|error| Failure::usage(format!("{}: the file of tokens: {error}", file.display())))
 }
 
 fn list(context: &Context, file: &Path) -> Result<()> {
@@ -138,5 +139,7 @@ fn replace(file: &Path, text: &str) -> Result<()> {
         written.sync_data()?;
         fs::rename(&next, file)
     };
-    write().map_err(|error: io::Error| Failure::usage(format!("{}: it cannot be written: {error}", file.display())))
+    write().map_err(|error: io::Error| {
+        Failure::usage(format!("{}: it cannot be written: {error}", file.display()))
+    })
 }

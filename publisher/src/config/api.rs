@@ -73,12 +73,8 @@ impl Api {
             Err(Failure::usage(format!("api.{name}: {value} is not {least} to {most}")))
         };
         let count = |value: Option<usize>, default: usize| value.unwrap_or(default) as u64;
-        let rate = between(
-            "requests_per_second",
-            self.requests_per_second.unwrap_or(500).into(),
-            1,
-            1_000_000,
-        )?;
+        let rate =
+            between("requests_per_second", self.requests_per_second.unwrap_or(500).into(), 1, 1_000_000)?;
         let at_once = between("requests_at_once", count(self.requests_at_once, 2000), 1, 1_000_000)?;
         let connections = between("connections", count(self.connections, 4096), 1, 100_000)?;
         let age = between("connection_seconds", self.connection_seconds.unwrap_or(3600), 1, 604_800)?;

@@ -49,7 +49,11 @@ impl Drop for Going {
 impl Api {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register("api_requests", "Requests that were answered", self.answered.clone());
-        registry.register("api_refused", "Requests that were refused before they were looked at", self.refused.clone());
+        registry.register(
+            "api_refused",
+            "Requests that were refused before they were looked at",
+            self.refused.clone(),
+        );
         registry.register("api_begun", "Requests whose answer has not begun", self.begun.clone());
         registry.register("api_connections", "Connections that are open", self.connections.clone());
         registry.register("api_watchers", "Streams that follow a channel", self.watchers.clone());
@@ -59,7 +63,11 @@ impl Api {
             Unit::Bytes,
             self.sent.clone(),
         );
-        registry.register("api_operations", "Operations that were done or refused, as the audit log has them", self.moves.clone());
+        registry.register(
+            "api_operations",
+            "Operations that were done or refused, as the audit log has them",
+            self.moves.clone(),
+        );
     }
 
     /// A request begins.

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
@@ -13,7 +14,7 @@ use weighbridge_schemas::names::ModelName;
 
 use super::folder::Lock;
 use super::held::{self, Held};
-use super::plan::Piece;
+use super::plan::{Piece, Staged};
 use super::{Limits, Progress};
 use crate::chunk;
 use crate::disk::{self, Durability, open_regular};
@@ -22,13 +23,13 @@ use crate::root::{Root, apart};
 
 /// Fetches the pieces into their files, which have their full sizes; how many bytes came out of the store. If it fails,
 /// a file may hold bytes that are not right: [`super::plan::missing`] finds them, and nothing is taken from a staging
-/// folder unchecked.
+/// folder unchecked. What came right is noted in `staged`.
 pub(super) async fn download(
     root: &Root,
     model: &ModelName,
     staging: &Path,
     (pieces, held): (Vec<Piece>, Held),
-    writing: &Writing,
+    (writing, staged): (&Writing, &mut Staged),
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<u64> {
@@ -42,9 +43,15 @@ pub(super) async fn download(
             read = piece.chunk.size;
         }
         progress.advance(piece.chunk.size);
-        Ok(read)
+        Ok((piece, read))
     });
-    fetches.buffer_unordered(limits.chunks.max(1)).try_fold(0, async |sum, read| Ok(sum + read)).await
+    let mut fetches = pin!(fetches.buffer_unordered(limits.chunks.max(1)));
+    let mut sum = 0;
+    while let Some((piece, read)) = fetches.try_next().await? {
+        staged.note(piece);
+        sum += read;
+    }
+    Ok(sum)
 }
 
 /// How pieces are written.

@@ -62,10 +62,10 @@ impl Others {
         held
     }
 
-    /// Where a file with these very chunks lies.
-    pub(super) fn file(&self, wanted: &SnapshotFile) -> Option<PathBuf> {
+    /// Where files with these very chunks lie.
+    pub(super) fn files(&self, wanted: &SnapshotFile) -> impl Iterator<Item = PathBuf> {
         let is_wanted = |file: &&SnapshotFile| !file.chunks.is_empty() && file.chunks == wanted.chunks;
-        self.0.iter().find_map(|(version, manifest)| {
+        self.0.iter().filter_map(move |(version, manifest)| {
             let file = manifest.files.iter().find(is_wanted)?;
             // A folder on the way that is a link leads elsewhere.
             let is_inside =

@@ -41,6 +41,7 @@ use download::Writing;
 pub use folder::Folder;
 pub(crate) use folder::{Lock, make_folder, remove};
 use held::Others;
+pub(crate) use plan::Staged;
 pub(crate) use seen::Seen;
 
 /// What a fetch did.
@@ -127,7 +128,7 @@ pub async fn fetch(
         Some(found) => found,
         None => Arc::new(manifest::get(root, &located.model, &id).await?),
     };
-    let fetched = bring(root, &id, found, (folder, &lock), limits, progress).await;
+    let fetched = bring(root, &id, found, (folder, &lock), &mut Staged::default(), limits, progress).await;
     if fetched.as_ref().is_err_and(|error| error.class() == Class::Integrity) {
         // Nobody can finish this fetch; a later one starts from nothing.
         folder.clear_staging();
@@ -164,11 +165,13 @@ async fn checked(root: &Root, located: Located, folder: &Folder, forget: bool) -
 }
 
 /// Brings the snapshot into the folder, whose lock is held, so that it is a version there. `current` stays as it is.
+/// Where it fails, `staged` is for the next attempt.
 pub(crate) async fn bring(
     root: &Root,
     id: &SnapshotId,
     manifest: Arc<SnapshotManifest>,
     (folder, lock): (&Folder, &Lock),
+    staged: &mut Staged,
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Fetched> {
@@ -180,7 +183,7 @@ pub(crate) async fn bring(
         return Ok(fetched);
     }
     let staging = folder.stage(id)?;
-    let missing = plan::missing(&staging, &manifest, limits, progress).await?;
+    let missing = plan::missing(&staging, &manifest, staged, limits, progress).await?;
     let others = apart(id, (folder, lock), |folder, id| Ok(Others::than(id, &folder.versions()))).await?;
     let missing = shared::take_over((&staging, lock), &manifest, missing, &others, limits, progress).await?;
     folder.check_room(missing.iter().map(|piece| piece.chunk.size).sum())?;
@@ -189,7 +192,8 @@ pub(crate) async fn bring(
     let held = others.chunks(&missing);
     let writing = Writing { durability: folder.durability(), lock: lock.clone() };
     let downloaded =
-        download::download(root, model, &staging, (missing, held), &writing, limits, progress).await;
+        download::download(root, model, &staging, (missing, held), (&writing, staged), limits, progress)
+            .await;
     if downloaded.as_ref().is_err_and(|error| error.class() == Class::Integrity)
         && root.size(&layout::snapshot(model, id)).await?.is_none()
     {

@@ -1,5 +1,6 @@
 //! Which chunks a fetch still needs: what a folder holds already is hashed, and used where it is right.
 
+use std::collections::HashSet;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -41,7 +42,7 @@ pub(super) async fn is_complete(
     let sizes_are_right = manifest.files.iter().all(|file| has_its_place(&version, file));
     if manifest_is_right
         && sizes_are_right
-        && missing_in(&version, manifest, limits, progress).await?.is_empty()
+        && missing_in(&version, manifest, None, limits, progress).await?.is_empty()
     {
         return Ok(true);
     }
@@ -56,11 +57,47 @@ fn has_its_place(version: &Path, file: &SnapshotFile) -> bool {
         && found(&file.name).is_ok_and(|found| found.is_file() && found.len() == file.size)
 }
 
+/// What is known to be right in a staging folder, from one attempt of a process to the next: so that an attempt that
+/// fails again and again does not read again all that came before.
+#[derive(Debug, Default)]
+pub(crate) struct Staged {
+    /// The folder, held open: no other one can have its number meanwhile.
+    folder: Option<File>,
+    right: HashSet<(PathBuf, u64)>,
+}
+
+impl Staged {
+    /// Goes on with the staging folder at `path`. What is known counts where it is the same one still, and of a file
+    /// that is there whole; the others' pieces may be right.
+    fn go_on(&mut self, path: &Path, manifest: &SnapshotManifest) -> io::Result<()> {
+        let found = std::fs::symlink_metadata(path)?;
+        let known = self.folder.as_ref().map(File::metadata).transpose()?;
+        if !known.is_some_and(|known| (known.dev(), known.ino()) == (found.dev(), found.ino())) {
+            self.right.clear();
+            self.folder = Some(File::open(path)?);
+        }
+        let there = manifest.files.iter().filter(|file| has_its_place(path, file));
+        let there: HashSet<_> = there.map(|file| path.join(&file.name)).collect();
+        self.right.retain(|(file, _)| there.contains(file));
+        Ok(())
+    }
+
+    fn holds(&self, piece: &Piece) -> bool {
+        self.right.contains(&(piece.file.clone(), piece.offset))
+    }
+
+    /// Notes that a piece is there.
+    pub(super) fn note(&mut self, piece: Piece) {
+        self.right.insert((piece.file, piece.offset));
+    }
+}
+
 /// The pieces that the staging folder does not hold yet. None of them lies in a file that shares its bytes with another
 /// version's: such a file is whole, or removed.
 pub(super) async fn missing(
     staging: &Path,
     manifest: &SnapshotManifest,
+    staged: &mut Staged,
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
@@ -69,17 +106,29 @@ pub(super) async fn missing(
         let path = staging.join(folder);
         make_folder(&path).map_err(|error| StoreError::io(path.display(), &error))?;
     }
-    let mut missing = missing_in(staging, manifest, limits, progress).await?;
+    staged.go_on(staging, manifest).map_err(|error| StoreError::io(staging.display(), &error))?;
+    let mut missing = missing_in(staging, manifest, Some(staged), limits, progress).await?;
+    let incomplete = files_of(&missing);
+    let mut removed = HashSet::new();
     for file in &manifest.files {
         let path = staging.join(&file.name);
-        let is_whole = missing.iter().all(|piece| piece.file != path);
-        let removed = remove_shared(&path, file.size, is_whole);
-        if removed.map_err(|error| StoreError::io(path.display(), &error))? {
-            missing.retain(|piece| piece.file != path);
+        let gone = remove_shared(&path, file.size, !incomplete.contains(&path));
+        if gone.map_err(|error| StoreError::io(path.display(), &error))? {
             missing.extend(pieces_of(staging, file));
+            removed.insert(path);
         }
     }
+    if !removed.is_empty() {
+        let mut is_new = HashSet::new();
+        missing.retain(|piece| is_new.insert((piece.file.clone(), piece.offset)));
+        staged.right.retain(|(file, _)| !removed.contains(file));
+    }
     Ok(missing)
+}
+
+/// The files that these pieces belong to.
+pub(super) fn files_of(pieces: &[Piece]) -> HashSet<PathBuf> {
+    pieces.iter().map(|piece| piece.file.clone()).collect()
 }
 
 /// Removes a file that another version holds too, unless it is what it has to be; whether it did.
@@ -121,13 +170,24 @@ pub(super) fn make_files(staging: &Path, manifest: &SnapshotManifest) -> Result<
     Ok(())
 }
 
+/// The pieces that `folder` does not hold; those that are known to be right are not looked at.
 async fn missing_in(
     folder: &Path,
     manifest: &SnapshotManifest,
+    mut staged: Option<&mut Staged>,
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
-    let mut looks = futures::stream::iter(pieces(folder, manifest))
+    let unknown: Vec<_> = pieces(folder, manifest)
+        .filter(|piece| {
+            let is_known = staged.as_ref().is_some_and(|staged| staged.holds(piece));
+            if is_known {
+                progress.advance(piece.chunk.size);
+            }
+            !is_known
+        })
+        .collect();
+    let mut looks = futures::stream::iter(unknown)
         .map(|piece| {
             apart("reading", move || {
                 let there = holds(&piece).unwrap_or(false);
@@ -137,10 +197,13 @@ async fn missing_in(
         .buffered(limits.chunks.max(1));
     let mut missing = Vec::new();
     while let Some((piece, there)) = looks.try_next().await? {
-        if there {
-            progress.advance(piece.chunk.size);
-        } else {
+        if !there {
             missing.push(piece);
+            continue;
+        }
+        progress.advance(piece.chunk.size);
+        if let Some(staged) = &mut staged {
+            staged.note(piece);
         }
     }
     Ok(missing)

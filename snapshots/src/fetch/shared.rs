@@ -2,6 +2,7 @@
 //! have their bytes in common until one of them is written to, it does; else the file gets a second name. So what did
 //! not change needs no room a second time, and is read once, to be checked.
 
+use std::collections::HashSet;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +14,7 @@ use weighbridge_schemas::snapshot::{SnapshotFile, SnapshotManifest};
 
 use super::folder::{Lock, remove};
 use super::held::Others;
-use super::plan::{Piece, whole};
+use super::plan::{Piece, files_of, whole};
 use super::{Limits, Progress};
 use crate::disk::open_regular;
 use crate::error::Result;
@@ -57,60 +58,77 @@ pub(super) async fn take_over(
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Vec<Piece>> {
-    let candidates: Vec<_> = manifest
-        .files
-        .iter()
-        .filter(|file| missing.iter().any(|piece| piece.file == staging.join(&file.name)))
-        .filter_map(|wanted| {
-            let source = others.file(wanted)?;
-            let before = fs::symlink_metadata(&source).ok().filter(Metadata::is_file)?;
-            Some(Candidate { source, before: Identity::of(&before), wanted })
-        })
-        .collect();
-    let places = candidates.iter().map(|candidate| (candidate.source.clone(), candidate.wanted)).collect();
-    for (candidate, is_whole) in candidates.iter().zip(whole(places, limits).await?) {
-        if !is_whole {
-            continue;
-        }
-        let target = staging.join(&candidate.wanted.name);
-        let (source, before) = (candidate.source.clone(), candidate.before);
-        let (own, lock) = (target.clone(), lock.clone());
-        let taken = apart("taking a file over", move || {
-            let _lock = lock;
-            Ok(share(&source, before, &own))
+    let incomplete = files_of(&missing);
+    let wanted = manifest.files.iter().filter(|file| incomplete.contains(&staging.join(&file.name)));
+    let mut sources: Vec<_> = wanted.map(|file| candidates(others, file)).collect();
+    let mut taken = HashSet::new();
+    loop {
+        // Of each file one candidate at a time: most are right.
+        sources.retain(|left: &Vec<Candidate<'_>>| {
+            left.first().is_some_and(|one| !taken.contains(&staging.join(&one.wanted.name)))
         });
-        match taken.await? {
-            Ok(()) => {
-                let taken: u64 =
-                    missing.extract_if(.., |piece| piece.file == target).map(|piece| piece.chunk.size).sum();
-                progress.advance(taken);
+        let round: Vec<_> = sources.iter_mut().filter_map(Vec::pop).collect();
+        if round.is_empty() {
+            break;
+        }
+        let places = round.iter().map(|candidate| (candidate.source.clone(), candidate.wanted)).collect();
+        for (candidate, is_whole) in round.iter().zip(whole(places, limits).await?) {
+            if is_whole && take(candidate, staging, lock.clone()).await? {
+                taken.insert(staging.join(&candidate.wanted.name));
             }
-            // What cannot be shared is copied.
-            Err(error) => tracing::debug!(%error, file = %candidate.source.display(), "it is not taken over"),
         }
     }
+    let pieces = missing.extract_if(.., |piece| taken.contains(&piece.file));
+    progress.advance(pieces.map(|piece| piece.chunk.size).sum());
     Ok(missing)
+}
+
+/// Files of other versions that may be `wanted`: each once, by however many names.
+fn candidates<'m>(others: &Others, wanted: &'m SnapshotFile) -> Vec<Candidate<'m>> {
+    let mut candidates: Vec<Candidate<'m>> = Vec::new();
+    for source in others.files(wanted) {
+        let Ok(found) = fs::symlink_metadata(&source) else { continue };
+        let before = Identity::of(&found);
+        let is_new = candidates.iter().all(|candidate| candidate.before != before);
+        if found.is_file() && found.len() == wanted.size && is_new {
+            candidates.push(Candidate { source, before, wanted });
+        }
+    }
+    candidates
+}
+
+/// Takes a file over whose bytes were checked; whether that could be done.
+async fn take(candidate: &Candidate<'_>, staging: &Path, lock: Lock) -> Result<bool> {
+    let (source, before) = (candidate.source.clone(), candidate.before);
+    let (target, aside) = (staging.join(&candidate.wanted.name), staging.with_extension("shared"));
+    apart("taking a file over", move || {
+        let _lock = lock;
+        let shared = share(&source, before, &aside).and_then(|()| fs::rename(&aside, &target));
+        // Where the two were one file already, both names are left.
+        let shared = shared.and_then(|()| remove(&aside));
+        // What cannot be shared is copied.
+        let told = |error: &io::Error| {
+            tracing::debug!(%error, file = %source.display(), "it is not taken over");
+            drop(remove(&aside));
+        };
+        Ok(shared.inspect_err(told).is_ok())
+    })
+    .await
 }
 
 /// Makes `target` a file with the bytes of `source`, which has to be what it was before they were checked.
 fn share(source: &Path, before: Identity, target: &Path) -> io::Result<()> {
     remove(target)?;
     let file = open_regular(source, File::options().read(true))?;
-    let shared = clone(&file, target).or_else(|_| {
+    clone(&file, target).or_else(|_| {
         remove(target)?;
-        fs::hard_link(source, target)?;
-        // What was checked is what has the name now.
-        if Identity::of(&fs::symlink_metadata(target)?) == before {
-            return Ok(());
-        }
-        Err(io::Error::other("another file is there now"))
-    });
-    let still = shared.and_then(|()| Ok(Identity::of(&file.metadata()?) == before));
-    if still.as_ref().is_ok_and(|still| *still) {
+        fs::hard_link(source, target)
+    })?;
+    // What was checked is what is there now, by this name too where it is one more name.
+    let now = fs::symlink_metadata(target)?;
+    if Identity::of(&file.metadata()?) == before && (now.nlink() == 1 || Identity::of(&now) == before) {
         return Ok(());
     }
-    remove(target)?;
-    still?;
     Err(io::Error::other("it was written to meanwhile"))
 }
 
@@ -141,7 +159,6 @@ mod tests {
         let later = std::time::SystemTime::UNIX_EPOCH;
         File::options().write(true).open(at("source")).unwrap().set_modified(later).unwrap();
         assert!(share(&at("source"), before, &at("target")).is_err());
-        assert!(!at("target").try_exists().unwrap());
         assert!(share(&at("absent"), before, &at("target")).is_err());
     }
 }

@@ -25,6 +25,8 @@ use crate::root::apart;
 const NAME: &str = "status.json";
 /// How old the file becomes before it is written anew.
 const FRESH: Duration = Duration::from_secs(5);
+/// Longest message of a failure that is shown, in characters.
+const MESSAGE: usize = 4000;
 /// How often the same failure is logged.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
 
@@ -43,6 +45,8 @@ struct Shown {
     source: Trouble,
     /// What is wrong with what is wanted.
     work: Trouble,
+    /// A swap is not over: the command that is run after it has not succeeded yet.
+    is_swapping: bool,
 }
 
 /// Failures since the last success.
@@ -72,7 +76,8 @@ pub(super) enum Part {
 
 impl Board {
     pub(super) fn new(folder: Folder, status: HostStatus, listener: Listener) -> Self {
-        let shown = Shown { status, source: Trouble::default(), work: Trouble::default() };
+        let shown =
+            Shown { status, source: Trouble::default(), work: Trouble::default(), is_swapping: false };
         Self { folder, listener, shown: Mutex::new(shown), changed: Notify::new() }
     }
 
@@ -93,14 +98,13 @@ impl Board {
             change(&mut shown);
             shown.settle();
             let is_news = said(&shown.status) != said(&before);
-            if is_news || shown.status.attempts != before.attempts {
-                self.changed.notify_one();
+            if !is_news && shown.status.attempts == before.attempts {
+                return;
             }
             (shown.status.clone(), is_news)
         };
-        if is_news {
-            self.tell(&Event::Status { status: &status, is_news });
-        }
+        self.tell(&Event::Status { status: &status, is_news });
+        self.changed.notify_one();
     }
 
     /// The source answered.
@@ -128,9 +132,10 @@ impl Board {
         self.change(|shown| shown.want(entry));
     }
 
-    /// `current` points there.
-    pub(super) fn serves(&self, serving: Option<(Target, Timestamp)>, held: Vec<SnapshotId>) {
+    /// `current` points there; and whether the swap to it is over.
+    pub(super) fn serves(&self, serving: Option<(Target, Timestamp)>, held: Vec<SnapshotId>, is_over: bool) {
         self.change(|shown| {
+            shown.is_swapping = !is_over;
             let status = &mut shown.status;
             (status.serving, status.serving_since) = serving.unzip();
             status.held = held;
@@ -218,6 +223,7 @@ impl Shown {
         status.state = match (&status.wanted, &status.serving) {
             (None, None) => HostState::Starting,
             _ if status.last_error.is_some() => HostState::Behind,
+            _ if self.is_swapping => HostState::Fetching,
             (Some(wanted), Some(serving)) if wanted.snapshot == serving.snapshot => HostState::Current,
             (None, Some(_)) => HostState::Starting,
             _ => HostState::Fetching,
@@ -230,7 +236,8 @@ impl Trouble {
     fn note(&mut self, error: &StoreError, again_in: Duration) {
         self.count = self.count.saturating_add(1);
         let (kind, class) = (error.kind().as_str().to_owned(), error.class().as_str());
-        let why = Why { kind, class: class.to_owned(), message: error.to_string() };
+        let message = error.to_string().chars().take(MESSAGE).collect();
+        let why = Why { kind, class: class.to_owned(), message };
         self.last = Some((why, now()));
         if let Some(said) = &mut self.said
             && said.class == class

@@ -1,5 +1,5 @@
-//! Following a channel: a folder whose `current` points at what the channel does, soon after it does, for as long as this
-//! runs. What is served before a new version is complete, verified and swapped to is served on, whatever fails.
+//! Following a channel: a folder whose `current` points at what the channel does, soon after it does, for as long as
+//! this runs. What is served before a new version is complete, verified and swapped to is served on, whatever fails.
 //!
 //! ```text
 //! DIR/current                 what is served: as a fetch leaves it
@@ -202,7 +202,7 @@ async fn hear(mut opener: Opener, wants: &Sender<Option<Wanted>>, board: &Board)
                 failures = 0;
                 board.heard();
                 if let (Told::Entry { entry, .. }, Some(source)) = (told, &source) {
-                    want(entry, source, wants, board);
+                    want(*entry, source, wants, board);
                 }
             }
             Err(error) => {

@@ -1,4 +1,5 @@
-//! What a follower has to remember: `.followed.json`. A crash at any moment leaves a note that tells what is to be done.
+//! What a follower has to remember: `.followed.json`. A crash at any moment leaves a note that tells what is to be
+//! done.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -16,8 +16,8 @@ use super::board::{Board, Part, now, target};
 use super::hook::{self, About, Phase};
 use super::note::{Note, Pending, Served, Step};
 use super::{Event, Following, pause, versions};
-use crate::error::{Class, Result, StoreError};
-use crate::fetch::{self, Folder, Limits, Lock, Seen};
+use crate::error::{Result, StoreError};
+use crate::fetch::{self, Folder, Limits, Lock, Seen, Staged};
 use crate::reference::{Followed, pointed_at};
 use crate::root::Root;
 
@@ -96,11 +96,13 @@ pub(super) struct Work {
     following: Following,
     note: Note,
     board: Arc<Board>,
+    /// What an attempt that failed left in the staging folder.
+    staged: Staged,
 }
 
 impl Work {
     pub(super) fn new(folder: Folder, following: Following, note: Note, board: Arc<Board>) -> Self {
-        Self { folder, following, note, board }
+        Self { folder, following, note, board, staged: Staged::default() }
     }
 
     /// Works until it is time to stop.
@@ -135,7 +137,7 @@ impl Work {
             Some(noted) if noted.target.snapshot == id => Some((noted.target.clone(), noted.since)),
             _ => versions::target_of(&self.folder, id).map(|target| (target.clone(), target.when)),
         });
-        self.board.serves(serving, versions::held(&self.folder, &self.note));
+        self.board.serves(serving, versions::held(&self.folder, &self.note), self.note.pending.is_none());
     }
 
     /// Comes back when something else is to be done, or `current` does not point where it has to any more.
@@ -234,9 +236,10 @@ impl Work {
         });
         if !is_there.await? {
             let manifest = pointed_at(root, &self.following.model, &self.followed(entry)).await?;
-            let place = (&self.folder, lock);
-            let fetched =
-                fetch::bring(root, &entry.snapshot, Arc::clone(&manifest), place, limits, &()).await?;
+            let (place, staged) = ((&self.folder, lock), &mut self.staged);
+            let found = Arc::clone(&manifest);
+            let fetched = fetch::bring(root, &entry.snapshot, found, place, staged, limits, &()).await?;
+            self.staged = Staged::default();
             self.verified(entry.snapshot, manifest, root, lock).await?;
             self.board.tell(&Event::Fetched(fetched));
         }
@@ -271,7 +274,8 @@ impl Work {
             self.remember(lock, |note| note.pending = Some(pending)).await?;
         }
         fetch::apart(&entry.snapshot, (&self.folder, lock), Folder::flip).await?;
-        self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note));
+        let is_over = self.note.pending.is_none();
+        self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note), is_over);
         self.finish(target, previous, lock).await
     }
 
@@ -281,10 +285,10 @@ impl Work {
             let about = self.about(Phase::After, &target, previous);
             if let Err(error) = hook::run(command, &about, self.following.hooks.limit).await {
                 let pending = Pending { step: Step::Restore, target, previous };
-                self.restore(pending, lock).await.map_err(|beside| {
-                    StoreError::new(Class::Hook, error.object(), format!("{error}; and {beside}"))
-                })?;
-                return Err(error);
+                return Err(match self.restore(pending, lock).await {
+                    Ok(()) => error,
+                    Err(beside) => error.and(&beside),
+                });
             }
         }
         let (step, sequence, snapshot) = (target.step, target.sequence, target.snapshot);

@@ -103,7 +103,7 @@ impl ApiWatch {
         match told {
             Ok(Some((entry, bytes))) => {
                 self.after = Some(entry.sequence);
-                Ok(Told::Entry { entry, bytes })
+                Ok(Told::Entry { entry: Box::new(entry), bytes })
             }
             Ok(None) => Ok(Told::Quiet),
             Err(error) => {

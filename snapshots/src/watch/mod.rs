@@ -38,7 +38,7 @@ pub enum Told {
     /// Its newest entry, which was not told before.
     Entry {
         /// The entry, checked as whoever reads a channel does.
-        entry: ChannelEntry,
+        entry: Box<ChannelEntry>,
         /// Its stored bytes: what its signatures are over.
         bytes: Bytes,
     },

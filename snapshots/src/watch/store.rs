@@ -58,8 +58,8 @@ impl At {
 }
 
 impl StoreWatch {
-    /// Watches `channel` of `model`: what stands there is told first, unless its number is `after`, and then what comes,
-    /// looked for every `interval`. A channel without entries is waited for.
+    /// Watches `channel` of `model`: what stands there is told first, unless its number is `after`, and then what
+    /// comes, looked for every `interval`. A channel without entries is waited for.
     #[must_use]
     pub fn new(
         root: &Root,
@@ -91,7 +91,7 @@ impl StoreWatch {
         match newest(&channel, at.sequence()).await? {
             Some((entry, bytes)) => {
                 self.at = Some(At::Entry(Box::new(entry.clone())));
-                Ok(Told::Entry { entry, bytes })
+                Ok(Told::Entry { entry: Box::new(entry), bytes })
             }
             None => Ok(Told::Quiet),
         }
@@ -104,7 +104,11 @@ impl StoreWatch {
             return Told::Quiet;
         };
         self.at = Some(At::Entry(Box::new(entry.clone())));
-        if self.after == Some(entry.sequence) { Told::Quiet } else { Told::Entry { entry, bytes } }
+        if self.after == Some(entry.sequence) {
+            Told::Quiet
+        } else {
+            Told::Entry { entry: Box::new(entry), bytes }
+        }
     }
 }
 
@@ -207,7 +211,7 @@ mod tests {
     fn sequence(told: &Told) -> Option<u64> {
         match told {
             Told::Entry { entry, bytes } => {
-                assert_eq!(&ChannelEntry::parse(bytes).unwrap(), entry);
+                assert_eq!(ChannelEntry::parse(bytes).unwrap(), **entry);
                 Some(entry.sequence)
             }
             Told::Quiet => None,

@@ -6,14 +6,12 @@ use clap::Args;
 use serde_json::json;
 
 use weighbridge_schemas::names::ModelName;
-use weighbridge_snapshots::jobs::{self, Job};
 use weighbridge_snapshots::root::Absent;
 
 use crate::cli::Context;
 use crate::cli::output::count;
-use crate::cli::snapshots::models;
 use crate::error::Result;
-use crate::steps::end;
+use crate::operations::{jobs, models};
 
 /// Ask for the next step of every job that has not ended: for when a queue was lost, with all that was on it.
 ///
@@ -30,15 +28,8 @@ impl Resume {
     pub(super) async fn run(&self, context: &Context) -> Result<ExitCode> {
         let root = context.root(Absent::Refuse)?;
         let queue = context.queue().await?;
-        let mut resumed = Vec::new();
-        for model in models(&root, self.model.as_ref().map(ModelName::as_str)).await? {
-            for id in jobs::list(&root, &model).await? {
-                let Some(record) = Job::new(&root, &model, &id).record().await? else { continue };
-                if end::resume(&root, &*queue, &record).await? {
-                    resumed.push(id);
-                }
-            }
-        }
+        let models = models(&root, self.model.as_ref().map(ModelName::as_str)).await?;
+        let resumed = jobs::resume(&root, &*queue, &models).await?;
         context.output.done(&json!({ "resumed": resumed }), || {
             format!("{} asked to go on\n", count(resumed.len() as u64, "job"))
         });

@@ -13,11 +13,11 @@ use weighbridge_schemas::names::ModelName;
 use weighbridge_snapshots::jobs::Job;
 use weighbridge_snapshots::root::{Absent, Root};
 
-use super::find::Which;
-use super::standing::{Standing, State};
+use super::Which;
 use crate::cli::Context;
 use crate::cli::output::short;
 use crate::error::{Exit, Failure, Result, is_of_checkpoint};
+use crate::operations::jobs::{self, Standing, State};
 
 /// How long to wait before the store is asked again: at first, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
@@ -51,7 +51,7 @@ pub(in crate::cli) async fn wait(
     which: &Which,
     timeout: Option<Duration>,
 ) -> Result<ExitCode> {
-    which.check()?;
+    jobs::check(&which.job)?;
     let started = Instant::now();
     let (mut root, mut found) = (None, None);
     let mut pause = PAUSES.0;
@@ -61,7 +61,7 @@ pub(in crate::cli) async fn wait(
         }
         if let Some(root) = &root {
             if found.is_none() {
-                found = which.find(root).await?;
+                found = jobs::find(root, &which.job, which.model.as_ref()).await?;
             }
             if let Some((model, id)) = &found
                 && let Some(outcome) = Job::new(root, model, id).outcome().await?

@@ -6,7 +6,7 @@ use weighbridge_snapshots::jobs::Job;
 
 /// How far a job has got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub enum State {
     /// It has a record, and waits to be planned.
     Accepted,
     /// Its checkpoint is not complete.
@@ -24,25 +24,42 @@ pub(super) enum State {
 }
 
 /// How far a job has got, and what is wrong with it.
-#[derive(Debug)]
-pub(super) struct Standing {
-    pub(super) state: State,
-    pub(super) outcome: Option<Outcome>,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// How far it has got.
+    pub state: State,
+    /// How it ended.
+    pub outcome: Option<Outcome>,
     /// Parts that are done, and all.
-    pub(super) parts: Option<(u64, u64)>,
+    pub parts: Option<(u64, u64)>,
     /// Why it is dead or quarantined, or is being tried again.
-    pub(super) error: Option<Why>,
+    pub error: Option<Why>,
 }
 
 impl Standing {
     /// Reads what is needed to tell how far a job has got.
-    pub(super) async fn of(job: &Job<'_>) -> Result<Self> {
+    ///
+    /// # Errors
+    /// As the store fails.
+    pub async fn of(job: &Job<'_>) -> Result<Self> {
+        Self::again(job, &mut None).await
+    }
+
+    /// As [`Self::of`]; `planned` is how many parts the job has, once that is known. A plan may be large, and never
+    /// changes: whoever looks again and again need not read it each time.
+    ///
+    /// # Errors
+    /// As the store fails.
+    pub async fn again(job: &Job<'_>, planned: &mut Option<u64>) -> Result<Self> {
         if let Some(outcome) = job.outcome().await? {
             return Ok(Self::ended(outcome));
         }
         let last = job.events(1).await?.pop();
-        let parts = match job.plan().await? {
-            Some(plan) => Some((job.parts_done().await?.len() as u64, plan.parts.len() as u64)),
+        if planned.is_none() {
+            *planned = job.plan().await?.map(|plan| plan.parts.len() as u64);
+        }
+        let parts = match *planned {
+            Some(all) => Some((job.parts_done().await?.len() as u64, all)),
             None => None,
         };
         let decision = job.decision().await?;
@@ -56,7 +73,8 @@ impl Standing {
     }
 
     /// The stable name of the state.
-    pub(super) fn name(&self) -> &'static str {
+    #[must_use]
+    pub fn name(&self) -> &'static str {
         match self.state {
             State::Accepted => "accepted",
             State::Waiting => "waiting",
@@ -69,7 +87,8 @@ impl Standing {
     }
 
     /// The state, for people.
-    pub(super) fn text(&self) -> String {
+    #[must_use]
+    pub fn text(&self) -> String {
         match (self.state, self.parts) {
             (State::Converting, Some((done, all))) => format!("converting {done}/{all} parts"),
             (State::Waiting, _) => "waits for its checkpoint".to_owned(),

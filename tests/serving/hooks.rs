@@ -1,0 +1,262 @@
+//! Commands that are run around a swap: what they say counts, whatever becomes of them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::binary::Store;
+use crate::follower::{Checkpoint, Host, serves};
+
+/// A store with a model, and a command that writes down what it is run for.
+struct Scene {
+    store: Store,
+    checkpoint: Checkpoint,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let store = Store::new();
+        std::fs::create_dir(store.root()).unwrap();
+        let checkpoint = Checkpoint::new(&store, &[4096]);
+        Self { store, checkpoint }
+    }
+
+    fn publish(&mut self) -> String {
+        self.checkpoint.change(..);
+        self.checkpoint.publish(&self.store)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.store.folder.path().join(name)
+    }
+
+    /// A command that writes down its phase, its snapshot, and what `current` points at; and then does `more`.
+    fn command(&self, name: &str, more: &str) -> String {
+        let script = self.file(name);
+        let log = self.file("log");
+        let text = format!(
+            "#!/bin/sh\necho \"$WEIGHBRIDGE_PHASE $WEIGHBRIDGE_SNAPSHOT $(basename $(readlink \
+             $WEIGHBRIDGE_CURRENT || echo none)) $WEIGHBRIDGE_PREVIOUS\" >>{}\n\
+             test -d $WEIGHBRIDGE_VERSION || exit 9\n{more}\n",
+            log.display()
+        );
+        std::fs::write(&script, text).unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        script.to_str().unwrap().to_owned()
+    }
+
+    /// What was written down: phase, snapshot, what `current` pointed at, what was served before.
+    fn log(&self) -> Vec<[String; 4]> {
+        let text = std::fs::read_to_string(self.file("log")).unwrap_or_default();
+        let fields = |line: &str| {
+            let mut fields = line.split(' ').map(str::to_owned);
+            std::array::from_fn(|_| fields.next().unwrap_or_default())
+        };
+        text.lines().map(fields).collect()
+    }
+}
+
+/// A line of the log.
+fn line(phase: &str, snapshot: &str, current: &str, previous: &str) -> [String; 4] {
+    [phase, snapshot, current, previous].map(str::to_owned)
+}
+
+#[test]
+fn a_command_that_says_no_keeps_the_old_version_until_it_says_yes() {
+    let mut scene = Scene::new();
+    let after = scene.command("after", &format!("test ! -e {}", scene.file("ill").display()));
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_current(&first);
+    assert_eq!(scene.log(), [line("after", &first, &first, "")]);
+
+    std::fs::write(scene.file("ill"), "").unwrap();
+    let second = scene.publish();
+    let status = host.until("it was tried twice", |status| {
+        status["attempts"].as_u64() >= Some(2) && status["state"] == "behind"
+    });
+    assert_eq!(status["last_error"]["class"], "hook_failed");
+    assert_eq!(status["wanted"]["snapshot"], *second);
+    let log = scene.log();
+    let tries = log[1..].chunks_exact(2);
+    assert!(tries.len() >= 2);
+    for tried in tries {
+        assert_eq!(tried[0], line("after", &second, &second, &first));
+        assert_eq!(tried[1], line("restore", &first, &first, &second), "the server is told to go back");
+    }
+    std::fs::remove_file(scene.file("ill")).unwrap();
+    host.until_current(&second);
+    assert_eq!(*scene.log().last().unwrap(), line("after", &second, &second, &first));
+    // People are told once, not each time.
+    assert_eq!(host.said().matches("hook_failed").count(), 1, "{}", host.said());
+}
+
+#[test]
+fn without_an_old_version_nothing_is_served_until_the_command_says_yes() {
+    let mut scene = Scene::new();
+    let after = scene.command("after", &format!("test -e {}", scene.file("well").display()));
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after, "--listen", "127.0.0.1:0"]);
+    let status = host.until_behind("hook_failed");
+    assert!(status["serving"].is_null() || status["serving"]["snapshot"] == *first, "{status}");
+    host.until("nothing is served", |status| status["serving"].is_null());
+    assert!(scene.log().iter().all(|line| line[0] == "after"), "there is nothing to go back to");
+    std::fs::write(scene.file("well"), "").unwrap();
+    host.until_current(&first);
+}
+
+#[test]
+fn a_command_before_the_swap_that_says_no_changes_nothing() {
+    let mut scene = Scene::new();
+    let before = scene.command("before", &format!("test ! -e {}", scene.file("ill").display()));
+    let after = scene.command("after", "");
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec-before", &before, "--exec", &after]);
+    host.until_current(&first);
+    std::fs::write(scene.file("ill"), "").unwrap();
+    let second = scene.publish();
+    host.until_behind("hook_failed");
+    assert_eq!(serves(&host.into), Some(first.clone()));
+    std::fs::remove_file(scene.file("ill")).unwrap();
+    host.until_current(&second);
+    let log = scene.log();
+    assert_eq!(log[0], line("before", &first, "none", ""));
+    assert_eq!(log[2], line("before", &second, &first, &first));
+    assert_eq!(*log.last().unwrap(), line("after", &second, &second, &first));
+    assert_eq!(log.iter().filter(|line| line[0] == "after").count(), 2);
+    assert!(
+        host.lines()
+            .iter()
+            .all(|line| line["serving"]["snapshot"] != *second || line["attempts"] == 0 || true)
+    );
+}
+
+#[test]
+fn a_command_that_hangs_is_killed_with_all_that_it_started_and_tried_again() {
+    let mut scene = Scene::new();
+    let hang = format!(
+        "if test -e {ill}; then (sleep 3; touch {mark}) & sleep 600; fi",
+        ill = scene.file("ill").display(),
+        mark = scene.file("mark").display()
+    );
+    let after = scene.command("after", &hang);
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after, "--exec-seconds", "1"]);
+    host.until_current(&first);
+    std::fs::write(scene.file("ill"), "").unwrap();
+    let second = scene.publish();
+    let status = host.until_behind("hook_failed");
+    assert!(status["last_error"]["message"].as_str().unwrap().contains("longer than 1 s"), "{status}");
+    std::fs::remove_file(scene.file("ill")).unwrap();
+    host.until_current(&second);
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(!scene.file("mark").try_exists().unwrap(), "what it started goes on");
+}
+
+#[test]
+fn a_newer_version_takes_the_place_of_one_that_is_tried_in_vain() {
+    let mut scene = Scene::new();
+    let after = scene
+        .command("after", &format!("test $WEIGHBRIDGE_STEP != 2 || exit 3 # {}", scene.file("x").display()));
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_current(&first);
+    scene.publish();
+    host.until_behind("hook_failed");
+    let third = scene.publish();
+    host.until_current(&third);
+    let last = scene.log().last().unwrap().clone();
+    assert_eq!(last, line("after", &third, &third, &first), "the server never kept the second one");
+}
+
+/// Waits until the file is there.
+fn until_there(path: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !path.try_exists().unwrap() {
+        assert!(Instant::now() < deadline, "{}", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_follower_that_dies_between_swap_and_command_runs_it_when_it_is_there_again() {
+    let mut scene = Scene::new();
+    let (ill, mark) = (scene.file("ill"), scene.file("mark"));
+    // The one that is to die is this shell's parent.
+    let die =
+        format!("if test -e {}; then kill -9 $PPID; touch {}; exit 1; fi", ill.display(), mark.display());
+    let script = scene.command("after", &die);
+    let after = format!("exec {script}");
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_current(&first);
+    std::fs::write(&ill, "").unwrap();
+    let second = scene.publish();
+    until_there(&mark);
+    host.wait();
+    assert_eq!(serves(&host.into), Some(second.clone()), "it was swapped to");
+    std::fs::remove_file(&ill).unwrap();
+    let before = scene.log().len();
+    // Also where the store is away.
+    let (store, away) = (scene.store.root(), scene.file("away"));
+    std::fs::rename(&store, &away).unwrap();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until("it serves what is there", |status| status["serving"]["snapshot"] == *second);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while scene.log().len() == before {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(scene.log()[before..], [line("after", &second, &second, &first)]);
+    std::fs::rename(&away, &store).unwrap();
+    host.until_current(&second);
+    assert_eq!(scene.log().len(), before + 1, "it is not run once more");
+    // A restart runs nothing.
+    assert_eq!(host.terminate(), Some(0));
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_current(&second);
+    assert_eq!(scene.log().len(), before + 1);
+}
+
+#[test]
+fn a_follower_that_dies_while_it_goes_back_goes_on_with_that() {
+    let mut scene = Scene::new();
+    let (ill, mark) = (scene.file("ill"), scene.file("mark"));
+    let die = format!(
+        "test -e {ill} || exit 0\nif test $WEIGHBRIDGE_PHASE = restore && ! test -e {mark}; then touch {mark}; \
+         kill -9 $PPID; fi\ntest $WEIGHBRIDGE_PHASE = restore",
+        ill = ill.display(),
+        mark = mark.display()
+    );
+    let after = format!("exec {}", scene.command("after", &die));
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_current(&first);
+    std::fs::write(&ill, "").unwrap();
+    let second = scene.publish();
+    until_there(&mark);
+    host.wait();
+    assert_eq!(serves(&host.into), Some(first.clone()));
+    let before = scene.log().len();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_behind("hook_failed");
+    assert_eq!(scene.log()[before], line("restore", &first, &first, &second));
+    std::fs::remove_file(&ill).unwrap();
+    host.until_current(&second);
+}
+
+#[test]
+fn a_follower_that_is_told_to_stop_ends_the_swap_that_it_is_at() {
+    let mut scene = Scene::new();
+    let mark = scene.file("mark");
+    let after = scene.command(
+        "after",
+        &format!("touch {}; sleep 2; echo end >>{}", mark.display(), scene.file("end").display()),
+    );
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    until_there(&mark);
+    assert_eq!(host.terminate(), Some(0));
+    assert!(scene.file("end").try_exists().unwrap(), "the command came to its end");
+    assert_eq!(serves(&host.into), Some(first));
+}
