@@ -369,6 +369,8 @@ pub(crate) mod tests {
         metrics.set_ready(true);
         metrics.set_depth([Priority::High, Priority::Normal, Priority::Low].map(depth).to_vec());
         metrics.set_channels(vec![served("prod")], 0);
+        metrics.api().answered("weighbridge.v1.Snapshots/Resolve", "Ok");
+        metrics.api().refused("unauthenticated");
         metrics
     }
 

@@ -18,6 +18,7 @@ mod example;
 mod fixtures;
 mod fleet;
 mod follower;
+mod grpcio;
 mod hooks;
 mod kills;
 mod moving;

@@ -17,7 +17,7 @@ use crate::binary;
 
 /// After which a recipe hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Ports of the recipes, each of which becomes a free one.
+/// Ports of the documents, each of which becomes a free one.
 const PORTS: [&str; 4] = ["7460", "7461", "7462", "7470"];
 
 fn root() -> &'static Path {
@@ -127,4 +127,30 @@ fn the_api_answers_curl_as_its_reference_says() {
     assert!(said.contains("{\"entry\":{"), "{said}");
     let current = std::fs::read_link(followed.path("served/current")).unwrap();
     assert_eq!(current.file_name().unwrap().to_str(), Some(id.as_str()));
+}
+
+#[test]
+fn a_host_by_a_shell_does_as_the_document_says() {
+    let Some(followed) = follow("docs/serving.md", "shell", &["bash", "curl", "seq"]) else { return };
+    let behind = followed.json("behind.json");
+    assert_eq!((&behind["state"], &behind["serving"]["step"]), (&"behind".into(), &200.into()));
+    assert_eq!((&behind["wanted"]["step"], &behind["last_error"]["class"]), (&300.into(), &"hook_failed".into()));
+    let why = behind["last_error"]["message"].as_str().unwrap();
+    assert!(why.contains("the server gives no row of step 300"), "{why}");
+    let fleet = followed.text("fleet");
+    assert!(fleet.contains("dlrm@prod") && fleet.contains("behind"), "{fleet}");
+    let current = followed.json("current.json");
+    assert_eq!((&current["serving"]["step"], &current["attempts"]), (&200.into(), &0.into()));
+    assert_eq!(current["serving"]["snapshot"], behind["serving"]["snapshot"]);
+    let link = std::fs::read_link(followed.path("dlrm/current")).unwrap();
+    assert_eq!(link.file_name().unwrap().to_str(), current["serving"]["snapshot"].as_str());
+}
+
+#[test]
+fn a_server_that_swaps_by_itself_does_as_the_document_says() {
+    let Some(followed) = follow("docs/serving.md", "rust", &["bash", "curl"]) else { return };
+    let row = followed.json("row");
+    assert_eq!((&row["step"], row["rows"].as_array().unwrap().len()), (&100.into(), 2));
+    let log = followed.text("rows.log");
+    assert_eq!(log.lines().filter(|line| line.starts_with("serving ")).count(), 3, "{log}");
 }
