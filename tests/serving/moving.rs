@@ -79,6 +79,30 @@ fn twenty_publishes_through_a_slow_store_end_with_the_newest_and_no_load_fails()
     assert!(host.said().is_empty(), "{}", host.said());
 }
 
+/// B31: readers, and swaps all the time. Each load sees one snapshot.
+#[test]
+fn no_load_fails_or_sees_two_snapshots_while_sixty_swaps_happen() {
+    let store = Store::new();
+    std::fs::create_dir(store.root()).unwrap();
+    let mut checkpoint = Checkpoint::new(&store, &[TABLE, 4096]);
+    let first = checkpoint.publish(&store);
+    checkpoint.change(..);
+    let second = checkpoint.publish(&store);
+    // What is loaded while two swaps happen has to stay meanwhile.
+    let mut host = Host::start(&store, &["--interval", "100ms", "--keep", "3"]);
+    host.until_current(&second);
+    let loads: Vec<_> = (0..4).map(|_| Server::start(&host.into)).collect();
+    for swap in 0..60 {
+        let to = if swap % 2 == 0 { &first } else { &second };
+        store.run(["promote", &format!("m@{to}")]).succeeded();
+        host.until_current(to);
+    }
+    for load in loads {
+        let steps = load.steps();
+        assert!(steps.len() > 10 && steps.iter().all(|step| [1, 2].contains(step)), "{steps:?}");
+    }
+}
+
 #[test]
 fn nothing_is_listed_while_nothing_happens_and_one_object_is_asked_for() {
     let Some(server) = server(Kind::Moto) else { return };

@@ -1,6 +1,6 @@
 //! What two versions have in common lies on the disk once, and none of them is harmed by what becomes of the other.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,14 +19,13 @@ fn fetch(store: &Store, into: &Path) -> Run {
 /// The version's file that is as large as a large table.
 fn large(into: &Path, snapshot: &str) -> PathBuf {
     let version = into.join("versions").join(snapshot);
-    let files = std::fs::read_dir(version).unwrap().map(|entry| entry.unwrap().path());
-    files.filter(|path| path.metadata().unwrap().len() > LARGE as u64).next().unwrap()
+    let mut files = std::fs::read_dir(version).unwrap().map(|entry| entry.unwrap().path());
+    files.find(|path| path.metadata().unwrap().len() > LARGE as u64).unwrap()
 }
 
 /// A file of a version is another one from now on, as if somebody had written into it.
 fn write_into(path: &Path, bytes: &[u8]) {
-    let mode = std::fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o644));
-    std::fs::set_permissions(path, mode).unwrap();
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o644)).unwrap();
     std::fs::write(path, bytes).unwrap();
 }
 
@@ -146,9 +145,11 @@ fn what_a_killed_fetch_left_is_never_written_through_to_another_version() {
     let staged = into.join(".staging").join(&second);
     std::fs::create_dir_all(&staged).unwrap();
     std::fs::hard_link(large(&into, &first), staged.join(&name)).unwrap();
-    let small = std::fs::read_dir(into.join("current")).unwrap().map(|entry| entry.unwrap().path());
-    let small = small.filter(|path| path.extension().is_some_and(|ending| ending == "safetensors"));
-    let small = small.filter(|path| path.file_name() != Some(&name)).next().unwrap();
+    let mut files = std::fs::read_dir(into.join("current")).unwrap().map(|entry| entry.unwrap().path());
+    let is_other = |path: &PathBuf| {
+        path.extension().is_some_and(|ending| ending == "safetensors") && path.file_name() != Some(&name)
+    };
+    let small = files.find(is_other).unwrap();
     std::fs::copy(&small, staged.join(small.file_name().unwrap())).unwrap();
     fetch(&store, &into).succeeded();
     assert_eq!(serves(&into).as_ref(), Some(&second));
