@@ -148,12 +148,12 @@ pub(crate) fn by<T>(token: &str, message: T) -> Request<T> {
     request
 }
 
-/// A checkpoint manifest; gives its id too.
+/// A checkpoint manifest, each step's of a run of its own, so that none gives way to another; gives its id too.
 pub(crate) fn manifest(model: &str, step: u64, location: &std::path::Path) -> (String, Vec<u8>) {
     let id = weighbridge::clock::operation_id();
     let manifest = json!({
         "schema": "weighbridge.checkpoint/v1",
-        "id": id, "model": model, "run": "r", "step": step,
+        "id": id, "model": model, "run": format!("r{step}"), "step": step,
         "created_at": "2026-11-29T16:10:04Z",
         "location": location,
     });

@@ -124,7 +124,8 @@ pub struct Again {
 /// What is sent to queue these letters again, each with a new id. All are looked at before the first is sent.
 ///
 /// # Errors
-/// As [`find`]; a conflict for one that was requeued before, unless `again`; a permanent failure for one that cannot be.
+/// As [`find`]; a conflict for one that was requeued before, unless `again`; a permanent failure for one that cannot
+/// be.
 pub async fn again(root: &Root, ids: &[String], again: bool, who: &str) -> Result<Vec<Again>> {
     let mut letters = Vec::new();
     for (id, fate) in find(root, ids).await? {

@@ -9,12 +9,16 @@ use weighbridge_queue::Queue;
 use weighbridge_schemas::checkpoint::CheckpointManifest;
 use weighbridge_schemas::error::{Kind, shorten};
 use weighbridge_schemas::job::JobId;
+use weighbridge_snapshots::bucket;
 use weighbridge_snapshots::jobs::Job;
 use weighbridge_snapshots::root::Root;
 
 use crate::error::{Exit, Failure, Result};
 use crate::sources;
 use crate::steps::messages;
+
+/// Bytes of the scheme of a bucket's URL, such as `s3://`.
+const SCHEME_BYTES: usize = 5;
 
 /// Reads a manifest that is to be handed over: what no worker would take is refused here. Its checkpoint has to lie at
 /// a place that means the same on every machine.
@@ -23,12 +27,20 @@ use crate::steps::messages;
 /// A failure of the document; a usage failure for its location.
 pub fn check(written: &[u8]) -> Result<CheckpointManifest> {
     let manifest = CheckpointManifest::parse(written)?;
-    let located = sources::locate(manifest.location.as_ref());
+    let location = &manifest.location;
+    let scheme = location.get(..SCHEME_BYTES).map(str::to_ascii_lowercase);
+    if scheme.is_some_and(|scheme| bucket::is_bucket(&scheme)) {
+        // Whether a client can be built of it is for whoever reads there: that takes a while, and what they have.
+        bucket::check(location)
+            .map_err(|error| Failure::usage(format!("the manifest's location {error}")))?;
+        return Ok(manifest);
+    }
+    let located = sources::locate(location.as_ref());
     match located.map_err(|failure| failure.while_doing("the manifest's location"))? {
         Location::Local(path) if !path.is_absolute() => Err(Failure::usage(format!(
             "the manifest's location {:?} is neither an absolute path nor a URL: a worker cannot know what it is \
              relative to; give where the checkpoint lies for every machine",
-            shorten(&manifest.location)
+            shorten(location)
         ))),
         Location::Local(_) | Location::Remote(_) => Ok(manifest),
     }
@@ -84,10 +96,17 @@ mod tests {
 
     #[test]
     fn a_location_means_the_same_everywhere() {
-        for right in ["/checkpoints/step-1", "file:///checkpoints/step-1", "s3://bucket/runs/7/step-1"] {
+        for right in [
+            "/checkpoints/step-1",
+            "file:///checkpoints/step-1",
+            "s3://bucket/runs/7/step-1",
+            "S3://bucket/x",
+        ] {
             assert_eq!(at(right).unwrap(), "0f8fad5b-d9cb-469f-a165-70867728950e", "{right}");
         }
-        for wrong in ["", "step-1", "./step-1", "ftp://host/step-1", "s3://key:secret@bucket/step-1"] {
+        for wrong in
+            ["", "step-1", "./step-1", "ftp://host/step-1", "s3://key:secret@bucket/step-1", "gs:///x", "é"]
+        {
             assert_eq!(at(wrong).unwrap_err(), "usage", "{wrong}");
         }
         assert_eq!(check(b"{}").unwrap_err().class, "bad_document");

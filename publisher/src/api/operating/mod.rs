@@ -34,7 +34,7 @@ use requests::{Entries, Letters, Named, Pin, Promote, Rollback, letter};
 /// How far back a channel's log is searched for the entry of a request that is made again.
 const OWN_ENTRY: usize = 50;
 /// Most dead letters that are read for one page of a list.
-const READS: usize = 500;
+const READS: usize = 200;
 /// Most bytes of entries on a page of a log: callers take messages of 4 MiB.
 const PAGE_BYTES: usize = 2 << 20;
 /// Most bytes of a dead letter that are told.

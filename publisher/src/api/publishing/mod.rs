@@ -34,7 +34,7 @@ use watched::{Look, Watched};
 /// Who may look at jobs.
 const LOOKERS: [Role; 3] = [Role::Drop, Role::Fetch, Role::Operate];
 /// Most jobs that are looked at for one page of a list.
-const READS: usize = 500;
+const READS: usize = 200;
 /// How often a sign of life is given.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
@@ -292,7 +292,7 @@ async fn closes(closing: &mut Option<watch::Receiver<bool>>) {
         return;
     }
     // Whoever could close it has gone, or never was: it goes on.
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 #[tonic::async_trait]
