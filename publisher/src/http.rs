@@ -1,4 +1,5 @@
-//! What a process answers to those who watch it: `/live`, `/ready`, `/metrics`, over HTTP/1.1, one request a connection.
+//! What a process answers to those who watch it: `/live`, `/ready`, `/metrics`, over HTTP/1.1, one request a
+//! connection.
 //!
 //! Everything is bounded: connections at once, the size and the time of a request, the time of an answer. Whoever asks
 //! slowly, or for ever, costs a few kilobytes.

@@ -27,6 +27,9 @@ use crate::outside;
 const TOKEN_VARIABLE: &str = "WEIGHBRIDGE_API_TOKEN";
 /// How long a connection may take to come about.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How long a connection is kept that nothing goes over: what stands between may drop it without a word, and the API
+/// itself ends it after a while.
+const IDLE: Duration = Duration::from_secs(5);
 /// How long an answer that is no stream may take.
 const ANSWER: Duration = Duration::from_secs(30);
 /// Longest token, in bytes.
@@ -346,6 +349,7 @@ fn http(options: &Options) -> Result<reqwest::Client> {
     let mut builder = reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT)
+        .pool_idle_timeout(IDLE)
         .tcp_keepalive(Duration::from_secs(15))
         .http1_only()
         .user_agent(concat!("weighbridge/", env!("CARGO_PKG_VERSION")));

@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 
-use crate::binary::{Run, Store};
+use crate::binary::Store;
 
 /// How long something may take to happen before a test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
@@ -275,18 +275,22 @@ impl Checkpoint {
     /// Publishes it as the next step; the snapshot.
     #[track_caller]
     pub(crate) fn publish(&mut self, store: &Store) -> String {
-        let published = self.try_publish(store).succeeded();
-        assert_eq!(published["outcome"], "published");
-        published["snapshot"].as_str().unwrap().to_owned()
+        self.publish_with(store, &[])
     }
 
-    pub(crate) fn try_publish(&mut self, store: &Store) -> Run {
+    #[track_caller]
+    pub(crate) fn publish_with(&mut self, store: &Store, more: &[&str]) -> String {
         self.step += 1;
         let views = self.tables.iter().enumerate().map(|(number, table)| {
             let shape = vec![table.len() / 1024, 256];
             (format!("t{number:02}"), TensorView::new(Dtype::F32, shape, table).unwrap())
         });
         safetensors::serialize_to_file(views, None, &self.path).unwrap();
-        store.publish(&self.path, &["--step", &self.step.to_string(), "--policy", &self.policy])
+        let step = self.step.to_string();
+        let published =
+            store.publish(&self.path, &[&["--step", &step, "--policy", &self.policy], more].concat());
+        let published = published.succeeded();
+        assert_eq!(published["outcome"], "published");
+        published["snapshot"].as_str().unwrap().to_owned()
     }
 }

@@ -124,11 +124,6 @@ fn a_command_before_the_swap_that_says_no_changes_nothing() {
     assert_eq!(log[2], line("before", &second, &first, &first));
     assert_eq!(*log.last().unwrap(), line("after", &second, &second, &first));
     assert_eq!(log.iter().filter(|line| line[0] == "after").count(), 2);
-    assert!(
-        host.lines()
-            .iter()
-            .all(|line| line["serving"]["snapshot"] != *second || line["attempts"] == 0 || true)
-    );
 }
 
 #[test]

@@ -37,6 +37,7 @@ mod recipes;
 mod reference;
 mod sharing;
 mod site;
+mod shown;
 mod swaps;
 mod together;
 #[path = "../system/volume.rs"]

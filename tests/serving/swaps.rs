@@ -134,6 +134,30 @@ impl Drop for Done<'_> {
     }
 }
 
+/// B31: readers, and swaps all the time. Each load sees one snapshot.
+#[test]
+fn no_load_fails_or_sees_two_snapshots_while_sixty_swaps_happen() {
+    let store = Store::new();
+    std::fs::create_dir(store.root()).unwrap();
+    let mut checkpoint = Checkpoint::new(&store, &[TABLE, 4096]);
+    let first = checkpoint.publish(&store);
+    checkpoint.change(..);
+    let second = checkpoint.publish(&store);
+    // What is loaded while two swaps happen has to stay meanwhile.
+    let mut host = Host::start(&store, &["--interval", "100ms", "--keep", "3"]);
+    host.until_current(&second);
+    let loads: Vec<_> = (0..4).map(|_| Server::start(&host.into)).collect();
+    for swap in 0..60 {
+        let to = if swap % 2 == 0 { &first } else { &second };
+        store.run(["promote", &format!("m@{to}")]).succeeded();
+        host.until_current(to);
+    }
+    for load in loads {
+        let steps = load.steps();
+        assert!(steps.len() > 10 && steps.iter().all(|step| [1, 2].contains(step)), "{steps:?}");
+    }
+}
+
 #[test]
 fn a_version_damaged_after_its_fetch_is_found_and_the_old_one_serves_on_until_it_is_mended() {
     let store = Store::new();

@@ -59,6 +59,12 @@ impl Refusal {
         Self::new(Code::InvalidArgument, Kind::Permanent, "bad_request", what)
     }
 
+    /// There is no such thing.
+    #[must_use]
+    pub fn nothing(what: impl Into<String>) -> Self {
+        Self::new(Code::NotFound, Kind::Permanent, "not_found", what)
+    }
+
     /// A field of the request makes no sense.
     #[must_use]
     pub fn bad_field(field: &'static str, why: impl std::fmt::Display) -> Self {

@@ -77,6 +77,9 @@ impl Follower {
             }
             let state = self.state.borrow_and_update().clone();
             if let Some(entry) = state.entry.filter(|entry| entry.entry.sequence != self.told) {
+                if !self.may() {
+                    return Some(Err(Refusal::unknown_caller()));
+                }
                 self.told = entry.entry.sequence;
                 self.due = Instant::now() + HEARTBEAT;
                 return Some(Ok(Event::Entry(entry)));
@@ -91,15 +94,17 @@ impl Follower {
                     }
                 }
                 () = sleep_until(self.due) => {
-                    let still = self.gate.again(&self.caller);
-                    if !still.is_some_and(|caller| caller.may(Role::Fetch, &self.model)) {
-                        return Some(Err(Refusal::unknown_caller()));
-                    }
-                    return Some(Ok(self.heartbeat()));
+                    let may = self.may();
+                    return Some(if may { Ok(self.heartbeat()) } else { Err(Refusal::unknown_caller()) });
                 }
                 () = closed(&mut self.closing) => return None,
             }
         }
+    }
+
+    /// Whether the caller still may follow.
+    fn may(&self) -> bool {
+        self.gate.again(&self.caller).is_some_and(|caller| caller.may(Role::Fetch, &self.model))
     }
 
     fn heartbeat(&mut self) -> Event {

@@ -1,36 +1,38 @@
 //! What stands before every request: who asks, how much they ask at once, and how long they wait.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use governor::clock::{Clock, DefaultClock};
-use governor::state::keyed::HashMapStateStore;
-use governor::{Quota, RateLimiter};
-use http_body_util::BodyExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::timeout;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout_at};
 
 use super::answers::Refusal;
 use super::tokens::{Caller, Tokens};
+use super::turns::Turns;
 use crate::metrics::api::Api as Figures;
 
 /// How long a request may take to be answered, unless its caller says less. Answers that are streams go on for longer.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Tokens that are not known, from one address, a second; and so many more at once.
-const BAD_A_SECOND: u32 = 5;
-const BAD_AT_ONCE: u32 = 20;
-/// Addresses that are remembered for that before those that have been quiet are forgotten.
-const ADDRESSES: usize = 10_000;
+/// How long a request waits for its turn, where its caller asks for more a second than is allowed.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Tokens that are not known, from one address, a second; and so many at once.
+const BAD_A_SECOND: NonZeroU32 = NonZeroU32::MIN.saturating_add(4);
+const BAD_AT_ONCE: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
 /// Paths that are answered to anybody: they tell of the server's health, and nothing of the store.
 const OPEN: [&str; 3] = ["/live", "/ready", "/grpc.health.v1.Health/"];
+/// Longest reason of a request that makes no sense, in bytes.
+const REASON_BYTES: usize = 1024;
 
 /// The connection that a request came over.
 #[derive(Debug, Clone)]
@@ -39,6 +41,8 @@ pub struct Connection {
     pub peer: SocketAddr,
     /// Set once no more is to be begun on it: streams end then.
     pub closing: watch::Receiver<bool>,
+    /// Told once somebody who is known has asked something.
+    pub known: Arc<Notify>,
 }
 
 /// How much each caller may ask.
@@ -50,15 +54,13 @@ pub struct Bounds {
     pub at_once: usize,
 }
 
-type Rates<K> = RateLimiter<K, HashMapStateStore<K>, DefaultClock>;
-
 /// Who may ask, and how much.
 #[derive(Debug)]
 pub struct Gate {
     tokens: Option<Arc<Tokens>>,
     bounds: Bounds,
-    rates: Rates<String>,
-    bad: Rates<IpAddr>,
+    turns: Turns<String>,
+    bad: Turns<IpAddr>,
     places: Mutex<HashMap<String, Arc<Semaphore>>>,
     figures: Arc<Figures>,
 }
@@ -67,13 +69,12 @@ impl Gate {
     /// Lets those in whose token is known; without `tokens`, everybody.
     #[must_use]
     pub fn new(tokens: Option<Arc<Tokens>>, bounds: Bounds, figures: Arc<Figures>) -> Self {
-        let of_bad = NonZeroU32::new(BAD_A_SECOND).unwrap_or(NonZeroU32::MIN);
-        let burst = NonZeroU32::new(BAD_AT_ONCE).unwrap_or(NonZeroU32::MIN);
+        let a_second = bounds.requests_a_second;
         Self {
             tokens,
             bounds,
-            rates: RateLimiter::hashmap(Quota::per_second(bounds.requests_a_second)),
-            bad: RateLimiter::hashmap(Quota::per_second(of_bad).allow_burst(burst)),
+            turns: Turns::new(a_second, a_second, PATIENCE),
+            bad: Turns::new(BAD_A_SECOND, BAD_AT_ONCE, Duration::ZERO),
             places: Mutex::default(),
             figures,
         }
@@ -85,9 +86,17 @@ impl Gate {
         self.tokens.as_ref().map_or_else(|| Some(caller.clone()), |tokens| tokens.again(caller))
     }
 
-    fn caller(&self, headers: &HeaderMap, peer: SocketAddr) -> Result<Caller, Refusal> {
-        let Some(tokens) = &self.tokens else { return Ok(Caller::local()) };
-        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    fn caller(&self, request: &Request, peer: SocketAddr) -> Result<Caller, Refusal> {
+        let Some(tokens) = &self.tokens else {
+            // A page of the web whose name was made to mean this machine sends its own name.
+            return if is_of_this_machine(request) {
+                Ok(Caller::local())
+            } else {
+                let why = "without tokens only requests to localhost, or to an IP address, are answered";
+                Err(Refusal::forbidden(why))
+            };
+        };
+        let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = given.and_then(|value| {
             let (scheme, token) = value.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
@@ -95,11 +104,7 @@ impl Gate {
         if let Some(caller) = token.and_then(|token| tokens.caller(token)) {
             return Ok(caller);
         }
-        if self.bad.len() > ADDRESSES {
-            self.bad.retain_recent();
-        }
-        self.bad.check_key(&peer.ip()).map_err(|until| {
-            let again = until.wait_time_from(DefaultClock::default().now());
+        self.bad.take(neighbourhood(peer.ip()), Instant::now()).map_err(|again| {
             Refusal::over_limit("too many requests without a valid token from this address", again)
         })?;
         Err(Refusal::unknown_caller())
@@ -107,11 +112,6 @@ impl Gate {
 
     /// A place for one more request of this caller.
     fn place(&self, caller: &Caller) -> Result<OwnedSemaphorePermit, Refusal> {
-        self.rates.check_key(&caller.name().to_owned()).map_err(|until| {
-            let again = until.wait_time_from(DefaultClock::default().now());
-            let most = self.bounds.requests_a_second;
-            Refusal::over_limit(format!("more than {most} requests a second by this token"), again)
-        })?;
         let places = {
             // As many as there are tokens.
             let mut all = self.places.lock().unwrap_or_else(PoisonError::into_inner);
@@ -126,6 +126,17 @@ impl Gate {
             Refusal::over_limit(why, Duration::from_secs(1))
         })
     }
+
+    /// When it is this caller's turn, who has to be answered until `end`.
+    fn turn(&self, caller: &Caller, end: Instant) -> Result<Instant, Refusal> {
+        let now = Instant::now();
+        let refused = |again| {
+            let most = self.bounds.requests_a_second;
+            Refusal::over_limit(format!("more than {most} requests a second by this token"), again)
+        };
+        let wait = self.turns.take(caller.name().to_owned(), now).map_err(refused)?;
+        if now + wait < end { Ok(now + wait) } else { Err(refused(wait)) }
+    }
 }
 
 /// Answers a request, or says why not.
@@ -133,21 +144,25 @@ pub async fn guard(State(gate): State<Arc<Gate>>, request: Request, next: Next) 
     let is_rpc = is_rpc(request.headers());
     let method = method(&request, is_rpc);
     let _at_hand = gate.figures.begin();
-    let answered = admitted(&gate, request, next).await;
-    let (code, response) = match answered {
-        Ok(response) => (code(&response, is_rpc), response),
+    let answered = admitted(&gate, request, next, is_rpc).await;
+    let response = match answered {
+        Ok(response) if is_rpc => response,
+        Ok(response) => in_our_words(response).await,
         Err(refusal) => {
             gate.figures.refused(refusal.class());
-            let response =
-                if is_rpc { refusal.status().into_http::<Body>() } else { refusal.into_response() };
-            (code(&response, is_rpc), response)
+            if is_rpc { refusal.status().into_http::<Body>() } else { refusal.into_response() }
         }
     };
-    gate.figures.answered(&method, &code);
+    gate.figures.answered(&method, &code(&response, is_rpc));
     response
 }
 
-async fn admitted(gate: &Gate, mut request: Request, next: Next) -> Result<Response, Refusal> {
+async fn admitted(
+    gate: &Arc<Gate>,
+    mut request: Request,
+    next: Next,
+    is_rpc: bool,
+) -> Result<Response, Refusal> {
     let path = request.uri().path();
     if OPEN.iter().any(|open| path.starts_with(open)) {
         return Ok(next.run(request).await);
@@ -158,21 +173,126 @@ async fn admitted(gate: &Gate, mut request: Request, next: Next) -> Result<Respo
     }
     let connection = request.extensions().get::<Connection>();
     let peer = connection.map_or(SocketAddr::from(([0, 0, 0, 0], 0)), |connection| connection.peer);
-    let caller = gate.caller(request.headers(), peer)?;
+    let caller = gate.caller(&request, peer)?;
+    if let Some(connection) = connection {
+        connection.known.notify_one();
+    }
     let place = gate.place(&caller)?;
-    let limit = deadline(request.headers()).unwrap_or(LONGEST).min(LONGEST);
-    request.extensions_mut().insert(caller);
-    let response = timeout(limit, next.run(request)).await.map_err(|_| Refusal::too_late())?;
-    // The place is taken until the last byte has gone.
-    Ok(response.map(|body| {
-        Body::new(body.map_frame(move |frame| {
-            let _ = &place;
-            frame
-        }))
-    }))
+    let began = Instant::now();
+    let asked = deadline(request.headers());
+    let end = began + asked.unwrap_or(LONGEST).min(LONGEST);
+    let turn = gate.turn(&caller, end)?;
+    request.extensions_mut().insert(caller.clone());
+    let answer = async {
+        sleep_until(turn).await;
+        next.run(request).await
+    };
+    let response = timeout_at(end, answer).await.map_err(|_| Refusal::too_late())?;
+    // More than a day is as good as none, and within what a timer can count.
+    let left =
+        asked.filter(|asked| *asked < 1440 * LONGEST).map(|asked| asked.saturating_sub(began.elapsed()));
+    let deadline = left.map(|left| Box::pin(sleep(left)));
+    let gate = Arc::clone(gate);
+    Ok(response
+        .map(|body| Body::new(Sent { body: Some(body), is_rpc, deadline, caller, gate, _place: place })))
 }
 
-fn is_rpc(headers: &HeaderMap) -> bool {
+/// An answer's body, while it is sent. Its place is taken until the last byte has gone, and it ends when its caller's
+/// deadline has passed, or their token is not known any more.
+struct Sent {
+    body: Option<Body>,
+    is_rpc: bool,
+    deadline: Option<Pin<Box<Sleep>>>,
+    caller: Caller,
+    gate: Arc<Gate>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Sent {
+    /// Why it has to end now.
+    fn ends(&mut self, context: &mut Context<'_>) -> Option<Refusal> {
+        if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
+            return Some(Refusal::too_late());
+        }
+        self.gate.again(&self.caller).is_none().then(Refusal::unknown_caller)
+    }
+}
+
+impl HttpBody for Sent {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let Some(refusal) = self.ends(context) else {
+            return self.body.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(context));
+        };
+        if self.body.take().is_none() {
+            return Poll::Ready(None);
+        }
+        let status = refusal.status();
+        if !self.is_rpc {
+            return Poll::Ready(Some(Err(axum::Error::new(status))));
+        }
+        let mut trailers = HeaderMap::new();
+        let added = status.add_header(&mut trailers);
+        Poll::Ready(Some(added.map(|()| Frame::trailers(trailers)).map_err(axum::Error::new)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
+    }
+}
+
+/// What was refused on the way to a handler (a method, a path, a query that makes no sense), said as all else is.
+async fn in_our_words(response: Response) -> Response {
+    let status = response.status();
+    let is_text =
+        response.headers().get(header::CONTENT_TYPE).is_none_or(|kind| kind.as_bytes().starts_with(b"text/"));
+    let is_condition = matches!(status, StatusCode::PRECONDITION_FAILED | StatusCode::RANGE_NOT_SATISFIABLE);
+    if !status.is_client_error() || !is_text || is_condition {
+        return response;
+    }
+    let (parts, body) = response.into_parts();
+    let said = to_bytes(body, REASON_BYTES).await.unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let reason = if said.is_empty() { status.canonical_reason().unwrap_or_default() } else { &said };
+    let mut response = Refusal::bad_request(reason).into_response();
+    *response.status_mut() = status;
+    if let Some(allowed) = parts.headers.get(header::ALLOW) {
+        response.headers_mut().insert(header::ALLOW, allowed.clone());
+    }
+    response
+}
+
+/// Whether what the request calls this server is a name that no page of the web can have.
+fn is_of_this_machine(request: &Request) -> bool {
+    let named = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
+    let Some(named) = request.uri().authority().map(|authority| authority.as_str()).or(named) else {
+        return true;
+    };
+    let Ok(authority) = named.parse::<axum::http::uri::Authority>() else { return false };
+    let host = authority.host();
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
+}
+
+/// What one party has of addresses: in IPv6 a whole network.
+fn neighbourhood(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address => address,
+    }
+}
+
+/// Whether it is a request of gRPC.
+pub(super) fn is_rpc(headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     kind.is_some_and(|kind| kind.starts_with("application/grpc"))
 }
@@ -247,7 +367,40 @@ mod tests {
         assert_eq!(full.status().code(), tonic::Code::ResourceExhausted);
         assert!(full.status().message().contains("at once"));
         drop((one, two));
-        let fast = gate.place(&caller).unwrap_err();
+        gate.place(&caller).unwrap();
+        let (now, soon) = (Instant::now(), Instant::now() + Duration::from_millis(100));
+        for _ in 0..3 {
+            assert!(gate.turn(&caller, soon).unwrap() < soon);
+        }
+        let fast = gate.turn(&caller, soon).unwrap_err();
         assert!(fast.status().message().contains("a second"));
+        assert!(gate.turn(&caller, now + LONGEST).unwrap() > soon, "who has time waits");
+    }
+
+    #[test]
+    fn without_tokens_only_names_of_this_machine_are_answered() {
+        let of = |uri: &str, host: Option<&str>| {
+            let mut request = Request::builder().uri(uri);
+            if let Some(host) = host {
+                request = request.header(header::HOST, host);
+            }
+            is_of_this_machine(&request.body(Body::empty()).unwrap())
+        };
+        for good in ["localhost", "LOCALHOST:7461", "127.0.0.1", "127.0.0.1:1", "[::1]:7461", "10.0.0.1"] {
+            assert!(of("/v1", Some(good)), "{good}");
+            assert!(of(&format!("http://{good}/v1"), None), "{good}");
+        }
+        assert!(of("/v1", None));
+        for bad in ["", "example.org", "localhost.example.org:7461", "127.0.0.1.example.org", "a b", "[::1"] {
+            assert!(!of("/v1", Some(bad)), "{bad}");
+        }
+        assert!(!of("http://example.org:7461/v1", Some("localhost")));
+    }
+
+    #[test]
+    fn addresses_of_one_network_count_as_one() {
+        let of = |text: &str| neighbourhood(text.parse().unwrap()).to_string();
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!((of("::ffff:10.0.0.1"), of("10.0.0.2")), ("10.0.0.1".to_owned(), "10.0.0.2".to_owned()));
     }
 }

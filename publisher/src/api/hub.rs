@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::names::{ChannelName, ModelName};
@@ -19,7 +19,9 @@ use super::answers::Refusal;
 const MOST_CHANNELS: usize = 10_000;
 /// The longest pause after the store failed.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// For how long a channel is watched that nobody follows any more.
+/// How long a look may take before those who follow are told that it does.
+const LOOK: Duration = Duration::from_secs(5);
+/// For how long a channel is watched that nobody follows any more; one without entries is forgotten at once.
 const KEPT: Duration = Duration::from_secs(60);
 
 /// An entry, and its stored bytes.
@@ -97,7 +99,7 @@ async fn run(
     let mut pause = interval;
     let mut alone = Duration::ZERO;
     loop {
-        match channel.next().await {
+        match looked(&mut channel, &sender, interval).await {
             Ok(told) => {
                 pause = interval;
                 sender.send_if_modified(|state| heard(state, told));
@@ -117,7 +119,7 @@ async fn run(
             continue;
         }
         alone += pause;
-        if alone >= KEPT {
+        if alone >= KEPT || sender.borrow().entry.is_none() {
             let mut topics = topics.lock().unwrap_or_else(PoisonError::into_inner);
             if sender.receiver_count() <= 1 {
                 topics.remove(&name);
@@ -125,6 +127,21 @@ async fn run(
             }
         }
     }
+}
+
+/// One look; where it takes long, those who follow are told.
+async fn looked(
+    channel: &mut StoreWatch,
+    sender: &watch::Sender<State>,
+    interval: Duration,
+) -> weighbridge_snapshots::error::Result<Told> {
+    let next = channel.next();
+    tokio::pin!(next);
+    if let Ok(told) = timeout(interval * 2 + LOOK, next.as_mut()).await {
+        return told;
+    }
+    sender.send_modify(|state| state.stale = Some("the store has not answered for some seconds".into()));
+    next.await
 }
 
 /// Notes what was heard, and tells whether it is news.

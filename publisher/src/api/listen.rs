@@ -14,9 +14,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::guard::Connection;
 use super::tls::Tls;
@@ -27,14 +27,19 @@ use crate::worker::Stop;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a request's headers may take to come.
 const HEADERS: Duration = Duration::from_secs(10);
+/// How long a connection is kept over which nobody who is known has asked anything.
+const STRANGER: Duration = Duration::from_secs(15);
+/// How long what was sent may not be acknowledged, or not be taken, in milliseconds: then the other side is gone.
+const GONE: u32 = 60_000;
 /// How often a quiet connection is asked whether it is still there, and how long it may take to say so.
 const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
 /// Requests at once on one connection.
 const STREAMS: u32 = 256;
 /// Largest set of headers, in bytes.
 const HEADER_BYTES: u32 = 16 << 10;
-/// Bytes of answers that are kept for one connection that does not read them.
-const SEND_BUFFER: usize = 256 << 10;
+/// Bytes of answers that are kept for a stream, or a connection of HTTP/1.1, that does not read them; and the largest
+/// set of headers in HTTP/1.1.
+const BUFFER: usize = 64 << 10;
 /// How long to wait when no connection can be accepted, as when there are too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -98,6 +103,7 @@ async fn secured(
 ) {
     // Heartbeats and small answers go at once.
     let _ = stream.set_nodelay(true);
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, GONE);
     let Some(tls) = tls else { return answered(stream, peer, router, lives, stop).await };
     match timeout(HANDSHAKE, tls.accept(stream)).await {
         Ok(Ok(stream)) => answered(stream, peer, router, lives, stop).await,
@@ -111,18 +117,31 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (close, closing) = watch::channel(false);
+    // Those that came together do not have to come again together.
+    let old = Instant::now() + lives.age.mul_f64(1.0 - fastrand::f64() / 10.0);
+    let known = Arc::new(Notify::new());
+    let told = Arc::clone(&known);
     let service = hyper::service::service_fn(move |request: hyper::Request<Incoming>| {
         let mut request: Request = request.map(Body::new);
-        request.extensions_mut().insert(Connection { peer, closing: closing.clone() });
+        request.extensions_mut().insert(Connection {
+            peer,
+            closing: closing.clone(),
+            known: Arc::clone(&told),
+        });
         // A router answers every request, if only to say that there is nothing.
         tower_call(router.clone(), request)
     });
     let http = http();
     let connection = http.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
+    let over = async {
+        if timeout(STRANGER, known.notified()).await.is_ok() {
+            sleep_until(old).await;
+        }
+    };
     tokio::select! {
         _ = connection.as_mut() => return,
-        () = sleep(lives.age) => {}
+        () = over => {}
         () = stop.wait() => {}
     }
     let _ = close.send(true);
@@ -149,14 +168,14 @@ async fn tower_call(
 
 fn http() -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(SEND_BUFFER);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(BUFFER);
     http.http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PING.0)
         .keep_alive_timeout(PING.1)
         .max_concurrent_streams(STREAMS)
         .max_header_list_size(HEADER_BYTES)
-        .max_send_buf_size(SEND_BUFFER);
+        .max_send_buf_size(BUFFER);
     http
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`proto`] | what the build makes of the protobuf |
 //! | [`listen`], [`tls`] | connections, and what secures them |
-//! | [`guard`], [`tokens`] | who may ask, and how much |
+//! | [`guard`], [`tokens`], `turns` | who may ask, and how much |
 //! | [`answers`] | from failures to statuses |
 //! | [`audit`] | who did what |
 //! | [`requests`] | what requests say, read and checked |
@@ -34,15 +34,19 @@ pub mod shared;
 pub mod snapshots;
 pub mod tls;
 pub mod tokens;
+mod turns;
 pub mod web;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use axum::http::HeaderMap;
 use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
 use tonic::service::Routes;
 
+use answers::Refusal;
 use proto::fleet_server::FleetServer;
 use proto::operating_server::OperatingServer;
 use proto::publishing_server::PublishingServer;
@@ -109,5 +113,14 @@ pub fn router(shared: &Arc<Shared>) -> crate::error::Result<Router> {
     Ok(rpc
         .into_axum_router()
         .merge(web.layer(DefaultBodyLimit::max(BODY_BYTES)))
+        .fallback(nothing)
         .layer(from_fn_with_state(Arc::clone(&shared.gate), guard::guard)))
+}
+
+/// Whatever is asked of a path behind which there is nothing.
+async fn nothing(headers: HeaderMap) -> Response {
+    if guard::is_rpc(&headers) {
+        return tonic::Status::unimplemented("there is no such method").into_http::<axum::body::Body>();
+    }
+    Refusal::nothing("there is nothing at this path").into_response()
 }

@@ -107,9 +107,13 @@ impl Objects {
     pub async fn chunk(&self, model: &ModelName, chunk: Chunk) -> Result<Bytes> {
         let key = layout::chunk(model, &chunk.id);
         let missing = || StoreError::new(Class::Integrity, &key, "the chunk is missing from the store");
-        self.chunks
-            .get_or_insert_async(&key, async { self.load(&key, chunk.id).await?.ok_or_else(missing) })
-            .await
+        let load = async { self.load(&key, chunk.id).await?.ok_or_else(missing) };
+        let bytes = self.chunks.get_or_insert_async(&key, load).await?;
+        if bytes.len() as u64 == chunk.size {
+            return Ok(bytes);
+        }
+        let why = format!("the chunk has {} bytes, and a manifest says {}", bytes.len(), chunk.size);
+        Err(StoreError::new(Class::Integrity, &key, why))
     }
 
     async fn load(&self, key: &Key, id: ChunkId) -> Result<Option<Bytes>> {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use weighbridge_schemas::encoding::Form;
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::snapshot::{Chunk, SnapshotFile, SnapshotManifest, SnapshotTensor};
-use weighbridge_snapshots::error::StoreError;
+use weighbridge_snapshots::error::{Class, StoreError};
 
 use super::answers::Refusal;
 use super::objects::Objects;
@@ -85,7 +85,7 @@ pub async fn look_up(
         .filter_map(|(place, row)| Some((place, table.tensor.begin + row.as_ref()? * table.row_bytes)))
         .collect();
     let form = table.tensor.form();
-    let mut values = vec![0f32; usize::try_from(table.width).unwrap_or(0)];
+    let mut values = vec![0f32; if asked.encoded { 0 } else { size / 4 }];
     let mut undecodable = false;
     gather(objects, model, file(manifest, table.tensor)?, spans, table.row_bytes, |place, row| {
         let Some(into) = data.get_mut(place * size..(place + 1) * size) else { return };
@@ -112,7 +112,7 @@ pub async fn look_up(
 fn find<'m>(manifest: &'m SnapshotManifest, name: &str) -> Result<&'m SnapshotTensor, Refusal> {
     manifest.tensors.iter().find(|tensor| tensor.name.as_str() == name).ok_or_else(|| {
         let why = "the snapshot has no such tensor; its manifest lists them";
-        StoreError::new(weighbridge_snapshots::error::Class::NotFound, name, why).into()
+        StoreError::new(Class::NotFound, name, why).into()
     })
 }
 
@@ -129,9 +129,15 @@ fn table<'m>(manifest: &'m SnapshotManifest, name: &str) -> Result<Table<'m>, Re
 
 fn file<'m>(manifest: &'m SnapshotManifest, tensor: &SnapshotTensor) -> Result<&'m SnapshotFile, Refusal> {
     // A manifest that was read has the file of each of its tensors.
-    manifest.files.iter().find(|file| file.name == tensor.file).ok_or_else(|| {
-        StoreError::new(weighbridge_snapshots::error::Class::Integrity, &tensor.file, "no such file").into()
-    })
+    manifest
+        .files
+        .iter()
+        .find(|file| file.name == tensor.file)
+        .ok_or_else(|| damaged(&tensor.file, "no such file"))
+}
+
+fn damaged(file: &str, why: &str) -> Refusal {
+    StoreError::new(Class::Integrity, file, why).into()
 }
 
 /// Where the rows of a pruned table went; `None` for one that was pruned.
@@ -172,6 +178,9 @@ async fn gather(
     for (place, offset) in spans {
         row.clear();
         chunks.append(offset, offset + length, &mut row).await?;
+        if row.len() as u64 != length {
+            return Err(damaged(&file.name, "it ends within a row"));
+        }
         take(place, &row);
     }
     Ok(())

@@ -36,6 +36,8 @@ pub struct Files {
 /// What secures connections.
 pub struct Tls {
     files: Files,
+    /// What was read first.
+    first: Texts,
     config: ArcSwap<ServerConfig>,
 }
 
@@ -54,8 +56,9 @@ impl Tls {
     /// # Errors
     /// Where one cannot be read, or holds no certificate or key, or they do not fit: exit code 2.
     pub fn read(files: Files) -> Result<Self> {
-        let config = config(&files, &texts(&files)?)?;
-        Ok(Self { files, config: ArcSwap::from_pointee(config) })
+        let first = texts(&files)?;
+        let config = config(&files, &first)?;
+        Ok(Self { files, first, config: ArcSwap::from_pointee(config) })
     }
 
     /// Secures a connection.
@@ -68,20 +71,20 @@ impl Tls {
 
     /// Reads the files again when they change, for as long as this runs. Connections that are there go on.
     pub async fn follow(self: Arc<Self>) {
-        let mut last = texts(&self.files).ok();
+        let mut last = self.first.clone();
         loop {
             tokio::time::sleep(LOOK).await;
             let files = self.files.clone();
             let Ok(read) = tokio::task::spawn_blocking(move || texts(&files)).await else { continue };
             let Ok(now) = read else { continue };
-            if last.as_ref() == Some(&now) {
+            if last == now {
                 continue;
             }
             match config(&self.files, &now) {
                 Ok(config) => {
                     tracing::info!(path = %self.files.certificate.display(), "certificates were read again");
                     self.config.store(Arc::new(config));
-                    last = Some(now);
+                    last = now;
                 }
                 // Certificate and key are seldom replaced in one moment: looked at again the next time.
                 Err(failure) => tracing::warn!(%failure, "certificates cannot be used; those before stay"),

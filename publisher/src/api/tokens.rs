@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -159,6 +160,8 @@ impl Caller {
 #[derive(Debug)]
 pub struct Tokens {
     path: PathBuf,
+    /// What was read first, hashed.
+    first: blake3::Hash,
     known: ArcSwap<HashMap<Hash, Arc<Known>>>,
 }
 
@@ -166,10 +169,12 @@ impl Tokens {
     /// Reads the tokens in the file at `path`.
     ///
     /// # Errors
-    /// Where it cannot be read, does not parse, or others may write it: exit code 2.
+    /// Where it cannot be read, does not parse, or everybody may write it: exit code 2.
     pub fn read(path: &Path) -> Result<Self> {
-        let known = parse(&text(path)?).map_err(|failure| failure.while_doing(path.display()))?;
-        Ok(Self { path: path.to_path_buf(), known: ArcSwap::from_pointee(known) })
+        let text = text(path)?;
+        let known = parse(&text).map_err(|failure| failure.while_doing(path.display()))?;
+        let first = blake3::hash(text.as_bytes());
+        Ok(Self { path: path.to_path_buf(), first, known: ArcSwap::from_pointee(known) })
     }
 
     /// Whose token `token` is; `None` where it is nobody's, or is nobody's any more.
@@ -188,15 +193,15 @@ impl Tokens {
 
     /// Reads the file again when it changes, for as long as this runs.
     pub async fn follow(self: Arc<Self>) {
-        let mut last = text(&self.path).unwrap_or_default();
+        let mut last = self.first;
         loop {
             tokio::time::sleep(LOOK).await;
             let tokens = Arc::clone(&self);
             let Ok(read) = tokio::task::spawn_blocking(move || text(&tokens.path)).await else { continue };
             // What cannot be read is as a text of its own: it is told once.
             let (now, parsed) = match read {
-                Ok(text) => (text.clone(), parse(&text)),
-                Err(failure) => (failure.to_string(), Err(failure)),
+                Ok(text) => (blake3::hash(text.as_bytes()), parse(&text)),
+                Err(failure) => (blake3::hash(failure.to_string().as_bytes()), Err(failure)),
             };
             if now == last {
                 continue;
@@ -221,8 +226,13 @@ fn in_time(caller: &Caller) -> bool {
 }
 
 fn text(path: &Path) -> Result<String> {
-    read_text(path)
-        .map_err(|error| Failure::usage(format!("{}: the file of tokens: {error}", path.display())))
+    let bad =
+        |why: &dyn fmt::Display| Failure::usage(format!("{}: the file of tokens: {why}", path.display()));
+    let found = std::fs::metadata(path).map_err(|error| bad(&error))?;
+    if found.permissions().mode() & 0o002 != 0 {
+        return Err(bad(&"everybody may write it, and let anybody in; chmod o-w"));
+    }
+    read_text(path).map_err(|error| bad(&error))
 }
 
 fn entries(text: &str) -> Result<Vec<Entry>> {

@@ -59,7 +59,9 @@ async fn object(
     // The key names the content: nothing else will ever be there.
     let tag = format!("\"{}\"", fetched.key.filename().unwrap_or_default());
     let headers = request.headers();
-    let answer = match conditions(headers, &tag, size) {
+    let condition = conditions(headers, &tag, size);
+    let outside = condition == Condition::Outside;
+    let answer = match condition {
         Condition::Known => Response::builder().status(StatusCode::NOT_MODIFIED).body(Body::empty()),
         Condition::Other => return Ok(StatusCode::PRECONDITION_FAILED.into_response()),
         Condition::Outside => Response::builder()
@@ -83,7 +85,7 @@ async fn object(
     };
     let mut answer = answer.map_err(|error| crate::error::Failure::internal("an answer", error))?;
     let headers = answer.headers_mut();
-    headers.insert(header::CACHE_CONTROL, FOR_EVER);
+    headers.insert(header::CACHE_CONTROL, if outside { NOT_KEPT } else { FOR_EVER });
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     if let Ok(tag) = tag.parse() {

@@ -35,12 +35,12 @@ pub(super) const PROCESS_MEMORY: u64 = 96 << 20;
 /// channel's entry and the snapshot are signed.
 ///
 /// With --follow, DIR goes with the channel until this is told to stop: SIGTERM or Ctrl-C, exit code 0. Commands get
-/// WEIGHBRIDGE_PHASE (before, after or restore), _MODEL, _CHANNEL, _SNAPSHOT, _PREVIOUS (the snapshot before, or nothing),
-/// _RUN, _STEP, _SEQUENCE (the entry's number), _VERSION (the folder) and _CURRENT (the link) in their environment. With
-/// --json every change is one line: a weighbridge.host/v1 document, as DIR/status.json is.
+/// WEIGHBRIDGE_PHASE (before, after or restore), _MODEL, _CHANNEL, _SNAPSHOT, _PREVIOUS (the snapshot before, or
+/// nothing), _RUN, _STEP, _SEQUENCE (the entry's number), _VERSION (the folder) and _CURRENT (the link) in their
+/// environment. With --json every change is one line: a weighbridge.host/v1 document, as DIR/status.json is.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  weighbridge fetch dlrm --into /srv/dlrm\n  \
-                  weighbridge fetch dlrm@prod --into /srv/dlrm --follow --exec 'systemctl try-reload-or-restart server'")]
+                  weighbridge fetch dlrm --into /srv/dlrm --follow --exec 'systemctl try-reload-or-restart x'")]
 pub(super) struct Fetch {
     /// MODEL, MODEL@CHANNEL or MODEL@SNAPSHOT; without @, channel prod.
     #[arg(value_name = "MODEL[@CHANNEL|@SNAPSHOT]")]

@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -135,6 +135,15 @@ fn replace(file: &Path, text: &str) -> Result<()> {
     let write = || {
         let mut options = OpenOptions::new();
         let mut written = options.create(true).truncate(true).write(true).mode(0o600).open(&next)?;
+        // A server that runs as somebody else still may read it.
+        match fs::metadata(file) {
+            Ok(found) => {
+                fchown(&written, Some(found.uid()), Some(found.gid()))?;
+                written.set_permissions(found.permissions())?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
         written.write_all(text.as_bytes())?;
         written.sync_data()?;
         fs::rename(&next, file)

@@ -16,6 +16,7 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
 };
 use object_store::{ClientConfigKey, ClientOptions};
+use serde::Deserialize;
 
 use weighbridge_schemas::time::Timestamp;
 
@@ -185,9 +186,26 @@ async fn answer(response: HttpResponse) -> Answer {
     let coded = header("x-ms-error-code").unwrap_or_default();
     let status = response.status().as_u16();
     let text = text(response).await;
-    let code = element(&text, "Code").map_or(coded, ToOwned::to_owned);
-    let message = element(&text, "Message").unwrap_or_default();
-    Answer { status, code: line(&code), message: line(message), wait, region }
+    let (code, message) = match serde_json::from_str::<ErrorAnswer>(&text) {
+        Ok(ErrorAnswer { error }) => (error.class, error.message),
+        Err(_) => {
+            let code = element(&text, "Code").map_or(coded, ToOwned::to_owned);
+            (code, element(&text, "Message").unwrap_or_default().to_owned())
+        }
+    };
+    Answer { status, code: line(&code), message: line(&message), wait, region }
+}
+
+/// What an API says of a failure.
+#[derive(Deserialize)]
+struct ErrorAnswer {
+    error: ErrorText,
+}
+
+#[derive(Deserialize)]
+struct ErrorText {
+    class: String,
+    message: String,
 }
 
 /// The front of an answer's body; what cannot be read of it says nothing.

@@ -35,6 +35,8 @@ const THROTTLED: [&str; 5] =
     ["SlowDown", "RequestLimitExceeded", "TooManyRequests", "ServerBusy", "ThrottlingException"];
 /// Codes that say: there is no room.
 const FULL: [&str; 3] = ["QuotaExceeded", "XMinioStorageFull", "InsufficientStorage"];
+/// Codes of an API that says: what the store has is not what it must be.
+const DAMAGED: [&str; 1] = ["integrity"];
 /// Where credentials are looked for in a cloud's own machines, if the environment names none.
 const METADATA_SERVICES: [&str; 3] = ["169.254.169.254", "metadata.google.internal", "169.254.170.2"];
 /// Words of failures that no further try mends, and the way out.
@@ -62,6 +64,8 @@ pub(super) enum Failure {
     Present,
     /// The object is not what it was when reading it began.
     Changed,
+    /// Whoever answers for the store found that it is not what it must be.
+    Damaged(String),
     /// It is larger than it may be.
     TooLarge {
         /// Its size.
@@ -98,6 +102,7 @@ impl fmt::Display for Failure {
                 write!(f, "it has {size} bytes, where at most {limit} can be right")
             }
             Self::Denied(told)
+            | Self::Damaged(told)
             | Self::Expired(told)
             | Self::Skewed(told)
             | Self::Elsewhere(told)
@@ -160,6 +165,9 @@ impl Failure {
         }
         if is(&FULL) {
             return Self::Full(told);
+        }
+        if is(&DAMAGED) {
+            return Self::Damaged(told);
         }
         if is(&ELSEWHERE) || matches!(answer.status, 300..=399) {
             let region = answer.region.as_ref();
@@ -226,7 +234,7 @@ impl Failure {
                 (Class::NotFound, why)
             }
             Self::Present => (Class::Conflict, told),
-            Self::Changed | Self::TooLarge { .. } => (Class::Integrity, told),
+            Self::Changed | Self::Damaged(_) | Self::TooLarge { .. } => (Class::Integrity, told),
             Self::Denied(_) => {
                 (Class::AccessDenied, format!("the store does not allow it: {told}; {}", client.access))
             }

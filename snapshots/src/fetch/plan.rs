@@ -72,7 +72,7 @@ impl Staged {
     fn go_on(&mut self, path: &Path, manifest: &SnapshotManifest) -> io::Result<()> {
         let found = std::fs::symlink_metadata(path)?;
         let known = self.folder.as_ref().map(File::metadata).transpose()?;
-        if !known.is_some_and(|known| (known.dev(), known.ino()) == (found.dev(), found.ino())) {
+        if known.is_none_or(|known| (known.dev(), known.ino()) != (found.dev(), found.ino())) {
             self.right.clear();
             self.folder = Some(File::open(path)?);
         }

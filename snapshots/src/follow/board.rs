@@ -276,3 +276,85 @@ pub(super) fn target(entry: &ChannelEntry) -> Target {
         when: entry.when,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use weighbridge_schemas::channel::{ChannelSchema, Reason, entry_id};
+    use weighbridge_schemas::host::HostSchema;
+
+    use super::*;
+    use crate::error::Class;
+
+    fn entry(sequence: u64) -> ChannelEntry {
+        let time = Timestamp::from_nanoseconds(0);
+        ChannelEntry {
+            schema: ChannelSchema::V1,
+            sequence,
+            id: entry_id(&sequence.to_string(), &"prod".parse().unwrap()),
+            snapshot: SnapshotId::of(&sequence.to_le_bytes()),
+            previous: None,
+            run: "r".parse().unwrap(),
+            step: sequence,
+            created_at: time,
+            reason: Reason::Publish,
+            who: "test".into(),
+            when: time,
+            signatures: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_is_known_makes_a_state_and_only_news_are_told() {
+        let at = tempfile::tempdir().unwrap();
+        let folder = Folder::open(at.path(), Durability::Synced).unwrap();
+        let told: Arc<Mutex<Vec<(HostState, bool)>>> = Arc::default();
+        let heard = Arc::clone(&told);
+        let listener: Listener = Arc::new(move |event| {
+            if let Event::Status { status, is_news } = event {
+                heard.lock().unwrap().push((status.state, *is_news));
+            }
+        });
+        let status = HostStatus {
+            schema: HostSchema::V1,
+            host: "h".into(),
+            folder: "/f".into(),
+            model: "m".parse().unwrap(),
+            channel: "prod".parse().unwrap(),
+            state: HostState::Starting,
+            wanted: None,
+            serving: None,
+            serving_since: None,
+            age_seconds: None,
+            held: Vec::new(),
+            attempts: 0,
+            last_error: None,
+            last_error_at: None,
+            heard_at: None,
+            updated_at: now(),
+        };
+        let board = Board::new(folder, status, listener);
+        let shown = || std::mem::take(&mut *told.lock().unwrap());
+        let fails = |part| board.failed(part, &StoreError::new(Class::Unreachable, "a", "b"), FRESH);
+        board.heard();
+        assert_eq!((shown(), board.status().state), (vec![], HostState::Starting));
+        board.wants(&entry(1));
+        assert_eq!(shown(), [(HostState::Fetching, true)]);
+        board.wants(&entry(1));
+        board.serves(Some((target(&entry(1)), now())), vec![], false);
+        board.serves(Some((target(&entry(1)), now())), vec![], true);
+        assert_eq!(shown(), [(HostState::Fetching, true), (HostState::Current, true)]);
+        fails(Part::Source);
+        fails(Part::Source);
+        assert_eq!(shown(), [(HostState::Behind, true), (HostState::Behind, false)]);
+        assert_eq!(board.status().attempts, 2);
+        board.came(&entry(2));
+        board.came(&entry(1));
+        fails(Part::Work);
+        board.heard();
+        assert_eq!(board.status().wanted, Some(target(&entry(2))));
+        assert_eq!((board.status().state, board.status().attempts), (HostState::Behind, 1));
+        board.serves(Some((target(&entry(2)), now())), vec![], true);
+        board.well();
+        assert_eq!((board.status().state, board.status().last_error), (HostState::Current, None));
+    }
+}

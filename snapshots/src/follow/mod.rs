@@ -31,6 +31,8 @@
 mod board;
 mod hook;
 mod note;
+#[cfg(test)]
+mod tests;
 mod versions;
 mod work;
 

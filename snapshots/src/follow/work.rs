@@ -165,12 +165,14 @@ impl Work {
         let Some(wanted) = wanted else { return Ok(Came::Served) };
         let entry = &wanted.entry;
         self.believe(entry, &lock).await?;
-        if self.note.serves(entry.snapshot) && self.folder.points_at() == Some(entry.snapshot) {
+        let is_there = self.is_there(wanted, &lock).await?;
+        let is_served = self.note.serves(entry.snapshot) && self.folder.points_at() == Some(entry.snapshot);
+        if is_there && is_served {
             self.rename(entry, &lock).await?;
             return Ok(Came::Served);
         }
         tokio::select! {
-            ready = Box::pin(self.make_ready(wanted, &lock)) => ready?,
+            ready = Box::pin(self.make_ready(wanted, is_there, &lock)) => ready?,
             () = orders.overruled(entry) => return Ok(Came::Overruled),
         }
         self.swap(entry, &lock).await?;
@@ -227,14 +229,20 @@ impl Work {
         Ok(())
     }
 
+    /// Whether the version is in the folder, verified before, and as it was then.
+    async fn is_there(&self, wanted: &Wanted, lock: &Lock) -> Result<bool> {
+        let (note, trust, entry) =
+            (self.note.clone(), wanted.root.trust().cloned(), Arc::clone(&wanted.entry));
+        fetch::apart(&wanted.entry.snapshot, (&self.folder, lock), move |folder, _| {
+            Ok(versions::is_verified(folder, &note, &entry, trust.as_ref()))
+        })
+        .await
+    }
+
     /// Has the version in the folder, complete and verified, and the command that is run before a swap succeed.
-    async fn make_ready(&mut self, wanted: &Wanted, lock: &Lock) -> Result<()> {
+    async fn make_ready(&mut self, wanted: &Wanted, is_there: bool, lock: &Lock) -> Result<()> {
         let Wanted { root, limits, entry } = wanted;
-        let (note, trust, own) = (self.note.clone(), root.trust().cloned(), Arc::clone(entry));
-        let is_there = fetch::apart(&entry.snapshot, (&self.folder, lock), move |folder, _| {
-            Ok(versions::is_verified(folder, &note, &own, trust.as_ref()))
-        });
-        if !is_there.await? {
+        if !is_there {
             let manifest = pointed_at(root, &self.following.model, &self.followed(entry)).await?;
             let (place, staged) = ((&self.folder, lock), &mut self.staged);
             let found = Arc::clone(&manifest);

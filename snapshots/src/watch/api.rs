@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use serde::Deserialize;
 use tokio::time::timeout;
 
@@ -67,7 +68,15 @@ impl ApiWatch {
                 none => none.insert(open(&self.root, &self.model, &self.channel, self.after).await?),
             };
             match stream.line().await {
-                Ok(Some(line)) => return self.heard(&line),
+                Ok(Some(mut line)) => {
+                    // Signs of life that waited here are as old as the last of them: only what came last counts.
+                    while !tells(&line)
+                        && let Some(Ok(Some(next))) = stream.line().now_or_never()
+                    {
+                        line = next;
+                    }
+                    return self.heard(&line);
+                }
                 Ok(None) => {
                     // A server that stops ends its streams; one that ends each at once is not asked again at once.
                     let told = stream.told;
@@ -115,6 +124,11 @@ impl ApiWatch {
             }
         }
     }
+}
+
+/// Whether a line tells of an entry.
+fn tells(line: &[u8]) -> bool {
+    line.starts_with(b"{\"entry\"")
 }
 
 async fn open(root: &Root, model: &ModelName, channel: &ChannelName, after: Option<u64>) -> Result<Stream> {
