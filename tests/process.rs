@@ -39,7 +39,7 @@ pub fn measure(command: &mut Command) -> io::Result<(ExitStatus, Taken)> {
         ended.store(true, Ordering::Relaxed);
         (time, watcher.join().unwrap_or_default())
     });
-    let processor = processor_time(&folder);
+    let processor = processor_time(child.id());
     Ok((child.wait()?, Taken { time, processor, peak }))
 }
 
@@ -65,8 +65,10 @@ fn watch_peak(folder: &str, ended: &AtomicBool) -> u64 {
     peak
 }
 
-fn processor_time(folder: &str) -> Duration {
-    let text = std::fs::read_to_string(format!("{folder}/stat")).unwrap_or_default();
+/// Processor time that a process has taken so far, the kernel's on its behalf too; nothing where it is gone.
+#[must_use]
+pub fn processor_time(process: u32) -> Duration {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // The program's name in parentheses may hold anything; behind it follow numbers, the 12th and 13th of them ticks.
     let fields = text.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
     let ticks = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok());

@@ -137,7 +137,7 @@ fn what_is_started_is_understood_and_has_time_to_stop() {
     let wanted = configuration.sources.allow.as_deref().unwrap().iter().chain(&configuration.store);
     let wanted = wanted.map(|url| url.strip_prefix("s3://").unwrap().split('/').next().unwrap());
     assert_eq!(made, wanted.collect(), "buckets that are made, and that are used");
-    for name in ["worker", "serve"] {
+    for name in ["worker", "serve", "api"] {
         let service = &compose["services"][name];
         check_command_line(&strings(&service["command"]));
         assert!(service["environment"]["WEIGHBRIDGE_STORE"].is_null(), "{name}: it goes before the file");

@@ -53,7 +53,7 @@ fn name(manifest: &Value) -> &str {
 
 /// The manifests below `deploy/kubernetes` that kubectl would send.
 fn files() -> Vec<PathBuf> {
-    let folders = ["", "base", "keda", "hpa"].map(|folder| root().join(FOLDER).join(folder));
+    let folders = ["", "base", "keda", "hpa", "hosts"].map(|folder| root().join(FOLDER).join(folder));
     let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
     let files = entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file());
     let sent = |path: &PathBuf| {
@@ -98,14 +98,15 @@ fn kubectl_builds_every_kustomization() {
         return;
     }
     let version = env!("CARGO_PKG_VERSION");
-    for folder in ["base", "keda", "hpa"] {
+    for folder in ["base", "keda", "hpa", "hosts"] {
         let built = succeeds(Command::new("kubectl").arg("kustomize").arg(root().join(FOLDER).join(folder)));
         let built = yaml(&String::from_utf8(built.stdout).unwrap());
         assert_eq!(built.len(), named_by(folder).len(), "{folder}");
         let mut fixed = BTreeSet::new();
         for deployment in of_kind(&built, "Deployment") {
-            let image = &deployment["spec"]["template"]["spec"]["containers"][0]["image"];
-            assert_eq!(image, &format!("weighbridge:{version}"), "{folder}");
+            let pod = &deployment["spec"]["template"]["spec"];
+            let own = if folder == "hosts" { &pod["initContainers"][0] } else { &pod["containers"][0] };
+            assert_eq!(own["image"], format!("weighbridge:{version}"), "{folder}");
             if deployment["spec"].get("replicas").is_some() {
                 fixed.insert(name(deployment));
             }
@@ -121,8 +122,9 @@ fn kubectl_builds_every_kustomization() {
 
 #[test]
 fn every_file_belongs_to_a_kustomization_or_is_an_example() {
+    let known = all().into_iter().chain(named_by("hosts"));
     let listed: BTreeSet<_> =
-        all().iter().map(|manifest| (name(manifest).to_owned(), manifest["kind"].to_string())).collect();
+        known.map(|manifest| (name(&manifest).to_owned(), manifest["kind"].to_string())).collect();
     for file in files() {
         for manifest in yaml(&std::fs::read_to_string(&file).unwrap()) {
             assert!(
@@ -141,15 +143,19 @@ fn workers_are_started_stopped_and_probed_as_workers_are() {
     let configuration = weighbridge::config::Config::parse(configuration).unwrap();
     let port = configuration.worker.listen.unwrap().port();
     let deployments = of_kind(&manifests, "Deployment");
-    assert_eq!(deployments.len(), 3);
+    assert_eq!(deployments.len(), 4);
     for deployment in deployments {
         let pod = &deployment["spec"]["template"]["spec"];
         let container = &pod["containers"][0];
         check_command_line(&strings(&container["args"]));
         assert_eq!(container["ports"][0], json!({ "name": "metrics", "containerPort": port }));
         assert_eq!(container["livenessProbe"]["httpGet"], json!({ "path": "/live", "port": "metrics" }));
-        // Who is not ready goes on trying.
-        assert!(container.get("readinessProbe").is_none() && container.get("startupProbe").is_none());
+        // Who is not ready goes on trying; the API has callers, and takes them while the store is away.
+        let is_api = name(deployment) == "weighbridge-api";
+        assert_eq!(container["readinessProbe"]["tcpSocket"].is_object(), is_api, "{}", name(deployment));
+        assert!(
+            container["readinessProbe"].get("httpGet").is_none() && container.get("startupProbe").is_none()
+        );
         let grace = pod["terminationGracePeriodSeconds"].as_u64().unwrap();
         assert!(grace > configuration.worker.stop_seconds.unwrap(), "{}", name(deployment));
         assert_eq!(pod["securityContext"]["runAsNonRoot"], true);
@@ -203,6 +209,86 @@ fn garbage_is_collected_by_one_at_a_time_with_rights_of_its_own() {
     }
 }
 
+/// The value of a container's option.
+#[track_caller]
+fn option<'m>(container: &'m Value, option: &str) -> &'m str {
+    let found = strings(&container["args"])
+        .into_iter()
+        .find_map(|argument| argument.strip_prefix("--")?.strip_prefix(option)?.strip_prefix('='));
+    found.unwrap_or_else(|| panic!("no --{option} in {container}"))
+}
+
+/// That a file which an option names is a key of the secret that is mounted there.
+#[track_caller]
+fn is_of_a_secret(pod: &Value, container: &Value, path: &str, secrets: &[&Value]) {
+    let (folder, key) = path.rsplit_once('/').unwrap();
+    let mounts = container["volumeMounts"].as_array().unwrap();
+    let mount = mounts.iter().find(|mount| mount["mountPath"] == folder).unwrap_or_else(|| panic!("{path}"));
+    assert_eq!(mount["readOnly"], true, "{path}");
+    let volumes = pod["volumes"].as_array().unwrap();
+    let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
+    let secret = secrets.iter().find(|secret| volume["secret"]["secretName"] == name(secret));
+    assert!(secret.is_some_and(|secret| secret["stringData"][key].is_string()), "{path}: {volume}");
+}
+
+#[test]
+fn the_api_is_offered_with_tls_and_tokens_and_is_reached() {
+    let manifests = all();
+    let secrets = of_kind(&manifests, "Secret");
+    let named = |kind: &str| {
+        let found = of_kind(&manifests, kind).into_iter().find(|it| name(it) == "weighbridge-api");
+        found.unwrap_or_else(|| panic!("no {kind} of the API"))
+    };
+    let pod = &named("Deployment")["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    let port = option(container, "api-listen").rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
+    assert_eq!(container["ports"][1], json!({ "name": "api", "containerPort": port }));
+    assert_eq!(container["readinessProbe"]["tcpSocket"]["port"], "api");
+    for file in ["tokens", "tls-certificate", "tls-key"] {
+        is_of_a_secret(pod, container, option(container, file), &secrets);
+    }
+    assert_eq!(
+        named("Service")["spec"]["ports"],
+        json!([{ "name": "api", "port": port, "targetPort": "api" }])
+    );
+    assert_eq!(named("NetworkPolicy")["spec"]["ingress"][0]["ports"], json!([{ "port": "api" }]));
+    let tokens = secrets.iter().find(|secret| name(secret) == "weighbridge-api-tokens").unwrap();
+    let tokens = tokens["stringData"]["tokens.toml"].as_str().unwrap();
+    let tokens = tokens.replace("64 HEXADECIMAL DIGITS", &"ab".repeat(32));
+    assert_eq!(weighbridge::api::tokens::listed(&tokens).unwrap().len(), 1);
+}
+
+#[test]
+fn a_host_has_a_follower_beside_its_server() {
+    let (manifests, all) = (named_by("hosts"), all());
+    let [host] = of_kind(&manifests, "Deployment")[..] else { panic!("not one host") };
+    let pod = &host["spec"]["template"]["spec"];
+    let (follower, server) = (&pod["initContainers"][0], &pod["containers"][0]);
+    check_command_line(&strings(&follower["args"]));
+    assert_eq!(follower["restartPolicy"], "Always", "it is a sidecar");
+    // The server starts once something is served.
+    assert_eq!(follower["startupProbe"]["httpGet"], json!({ "path": "/ready", "port": "metrics" }));
+    assert_eq!(follower["livenessProbe"]["httpGet"], json!({ "path": "/live", "port": "metrics" }));
+    let listen = option(follower, "listen").rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
+    assert_eq!(follower["ports"][0]["containerPort"], listen);
+    let of_host = of_kind(&all, "Secret").into_iter().filter(|it| it["metadata"]["namespace"] == "ranking");
+    let of_host: Vec<_> = of_host.collect();
+    for file in ["api-ca", "api-token-file"] {
+        is_of_a_secret(pod, follower, option(follower, file), &of_host);
+    }
+    let service = of_kind(&all, "Service").into_iter().find(|it| name(it) == "weighbridge-api").unwrap();
+    let url = format!("https://weighbridge-api.weighbridge:{}", service["spec"]["ports"][0]["port"]);
+    assert_eq!(option(follower, "api"), url);
+    let models = |container: &Value| {
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        mounts.iter().find(|mount| mount["name"] == "models").unwrap().clone()
+    };
+    let (written, read) = (models(follower), models(server));
+    assert!(option(follower, "into").starts_with(written["mountPath"].as_str().unwrap()));
+    assert_eq!((&read["mountPath"], &read["readOnly"]), (&written["mountPath"], &true.into()));
+    assert_eq!(follower["securityContext"], server["securityContext"]);
+}
+
 /// The secret that a pod's variables come from.
 fn secret(pod: &Value) -> &Value {
     &pod["containers"][0]["envFrom"][0]["secretRef"]["name"]
@@ -238,7 +324,9 @@ fn what_is_selected_and_referred_to_is_there() {
     for budget in of_kind(&manifests, "PodDisruptionBudget") {
         assert!(selects(&budget["spec"]["selector"]["matchLabels"]), "{budget}");
     }
-    assert!(selects(&of_kind(&manifests, "NetworkPolicy")[0]["spec"]["podSelector"]["matchLabels"]));
+    for policy in of_kind(&manifests, "NetworkPolicy") {
+        assert!(selects(&policy["spec"]["podSelector"]["matchLabels"]), "{policy}");
+    }
     for autoscaler in of_kind(&manifests, "HorizontalPodAutoscaler") {
         let target = &autoscaler["spec"]["scaleTargetRef"];
         assert!(deployments.iter().any(|it| name(it) == target["name"]), "{target}");

@@ -46,10 +46,20 @@ fn systemd_reads_the_units() {
 #[test]
 fn units_start_what_there_is() {
     let units = units(".service");
-    assert_eq!(units.len(), 4);
+    assert_eq!(units.len(), 6);
     for (name, unit) in units {
         let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
-        let line = start.strip_prefix(BINARY).unwrap().replace("$WORKER_OPTIONS", "--listen 127.0.0.1:7461");
+        let mut line = start.strip_prefix(BINARY).unwrap().to_owned();
+        // As the unit's own example of a file beside it has it.
+        for (variable, said) in [
+            ("$WORKER_OPTIONS", "--listen 127.0.0.1:9461"),
+            ("$FOLLOW_OPTIONS", "--listen 127.0.0.1:7462 --exec /etc/weighbridge/check.sh"),
+            ("$FOLLOW", "dlrm@prod"),
+        ] {
+            assert!(!line.contains(variable) || unit.contains(said), "{name}: {said}");
+            line = line.replace(variable, said);
+        }
+        assert!(!line.contains('$'), "{name}: {line}");
         check_command_line(&line.split_whitespace().collect::<Vec<_>>());
         assert!(unit.contains("\nEnvironmentFile=-/etc/weighbridge/environment\n"), "{name}");
         assert!(unit.contains("\nAfter=network-online.target"), "{name}");

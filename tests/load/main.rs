@@ -13,6 +13,7 @@
 //! | `report` | the tables |
 //! | `broker` | messages through a broker, beside a bare client of it |
 //! | `scale` | one checkpoint by several workers, into a slow store |
+//! | `serving` | hosts: how soon they swap, how fast they fetch, what look-ups take |
 //! | `check` | ratios beside those of a stored baseline |
 //!
 //! Figures differ from machine to machine and run to run; the ratios say more. Nothing here asserts a time.
@@ -24,6 +25,7 @@ mod rates;
 mod report;
 mod runs;
 mod scale;
+mod serving;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -80,6 +82,9 @@ struct Options {
     /// Instead: publish one checkpoint by 1, 2 and 4 workers into a slow store
     #[arg(long)]
     scale: bool,
+    /// Instead: have 20 hosts follow a channel, fetch, and look up rows
+    #[arg(long)]
+    serving: bool,
     /// Instead: send and take messages through a RabbitMQ of its own
     #[arg(long)]
     broker: bool,
@@ -128,6 +133,9 @@ fn main() -> Result<ExitCode, Failure> {
         return scale(&options);
     }
     let binary = binary(&options)?;
+    if options.serving {
+        return serve(&binary, &options);
+    }
     let mut syncs = options.sync.clone();
     if syncs.contains(&Sync::Off) && !runs::knows_no_sync(&binary)? {
         syncs.retain(|&sync| sync == Sync::On);
@@ -197,6 +205,17 @@ fn scale(options: &Options) -> Result<ExitCode, Failure> {
         let checkpoint = checkpoints::make(folder.path(), format, tensors, size)?;
         println!("{}", scale::measure(folder.path(), &checkpoint.path, &checkpoint.label, options.runs)?);
         checkpoint.remove()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Measures the serving side with checkpoints of each size.
+#[expect(clippy::print_stdout, reason = "its output is its purpose")]
+fn serve(binary: &Path, options: &Options) -> Result<ExitCode, Failure> {
+    for &size in &options.sizes {
+        let folder = tempfile::Builder::new().prefix("load-").tempdir_in(&options.folder)?;
+        let path = std::path::absolute(folder.path())?;
+        println!("{}", serving::measure(binary, &path, size, options.runs)?);
     }
     Ok(ExitCode::SUCCESS)
 }

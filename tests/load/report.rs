@@ -136,7 +136,7 @@ fn median_of(row: &Row, figure: fn(&Round) -> f64) -> f64 {
     median(&row.rounds.iter().map(figure).collect::<Vec<_>>())
 }
 
-fn median(figures: &[f64]) -> f64 {
+pub(crate) fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);

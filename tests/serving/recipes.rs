@@ -134,7 +134,10 @@ fn a_host_by_a_shell_does_as_the_document_says() {
     let Some(followed) = follow("docs/serving.md", "shell", &["bash", "curl", "seq"]) else { return };
     let behind = followed.json("behind.json");
     assert_eq!((&behind["state"], &behind["serving"]["step"]), (&"behind".into(), &200.into()));
-    assert_eq!((&behind["wanted"]["step"], &behind["last_error"]["class"]), (&300.into(), &"hook_failed".into()));
+    assert_eq!(
+        (&behind["wanted"]["step"], &behind["last_error"]["class"]),
+        (&300.into(), &"hook_failed".into())
+    );
     let why = behind["last_error"]["message"].as_str().unwrap();
     assert!(why.contains("the server gives no row of step 300"), "{why}");
     let fleet = followed.text("fleet");
