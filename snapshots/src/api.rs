@@ -91,13 +91,17 @@ impl fmt::Debug for Line {
 impl Line {
     /// What tells who asks.
     pub(crate) fn authorization(&self) -> Option<HeaderValue> {
-        let read = self.token_file.as_ref().and_then(|path| match text(path, TOKEN_BYTES) {
-            Ok(text) => Some(text),
-            Err(error) => {
-                tracing::warn!(%error, "the token cannot be read");
-                None
-            }
-        });
+        // A file that was named and cannot be read is no reason to ask as somebody else.
+        let read = match &self.token_file {
+            Some(path) => match text(path, TOKEN_BYTES) {
+                Ok(text) => Some(text),
+                Err(error) => {
+                    tracing::warn!(%error, "the token cannot be read");
+                    return None;
+                }
+            },
+            None => None,
+        };
         let token = read.as_deref().or(self.token.as_deref())?.trim();
         let mut header = HeaderValue::from_str(&format!("Bearer {token}")).ok()?;
         header.set_sensitive(true);

@@ -53,6 +53,12 @@ impl Refusal {
         Self::new(Code::PermissionDenied, Kind::Permanent, "forbidden", what)
     }
 
+    /// The server is not set up for it.
+    #[must_use]
+    pub fn unprepared(what: impl Into<String>) -> Self {
+        Self::new(Code::FailedPrecondition, Kind::Permanent, "not_set_up", what)
+    }
+
     /// The request makes no sense.
     #[must_use]
     pub fn bad_request(what: impl Into<String>) -> Self {

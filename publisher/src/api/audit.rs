@@ -2,9 +2,10 @@
 //! appended to a file where one is named, and logged in any case.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
@@ -17,7 +18,7 @@ use crate::error::{Failure, Result};
 /// Where what is done by way of the API is written down.
 #[derive(Debug, Default)]
 pub struct Audit {
-    file: Option<Mutex<File>>,
+    file: Option<(PathBuf, Mutex<File>)>,
 }
 
 /// What somebody did, or was refused.
@@ -63,10 +64,9 @@ impl Audit {
     /// # Errors
     /// Where it cannot be opened: exit code 2.
     pub fn open(path: &Path) -> Result<Self> {
-        let opened = OpenOptions::new().create(true).append(true).open(path);
-        let file =
-            opened.map_err(|error| Failure::usage(format!("{}: the audit log: {error}", path.display())))?;
-        Ok(Self { file: Some(Mutex::new(file)) })
+        let file = append(path)
+            .map_err(|error| Failure::usage(format!("{}: the audit log: {error}", path.display())))?;
+        Ok(Self { file: Some((path.to_path_buf(), Mutex::new(file))) })
     }
 
     /// Writes one deed down.
@@ -74,14 +74,31 @@ impl Audit {
         // Names and numbers alone: nothing in it can fail.
         let mut line = serde_json::to_string(&Line { when: clock::now(), deed }).unwrap_or_default();
         tracing::info!(target: "weighbridge::audit", "{line}");
-        let Some(file) = &self.file else { return };
+        let Some((path, file)) = &self.file else { return };
         line.push('\n');
-        // One write: lines of processes that share the file are not mixed.
-        let written = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes());
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = again(path, &mut file).and_then(|()| {
+            // One write: lines of processes that share the file are not mixed.
+            file.write_all(line.as_bytes())
+        });
         if let Err(error) = written {
             tracing::error!(%error, line, "a line could not be written to the audit log");
         }
     }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(0o600).open(path)
+}
+
+/// Opens the log again where another file, or none, is in its place: it was moved away to be kept.
+fn again(path: &Path, file: &mut File) -> io::Result<()> {
+    let known = file.metadata()?;
+    let there = std::fs::metadata(path).ok();
+    if there.is_none_or(|there| (there.dev(), there.ino()) != (known.dev(), known.ino())) {
+        *file = append(path)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -113,5 +130,31 @@ mod tests {
         assert_eq!(lines.len(), 2);
         assert_eq!((&lines[0]["caller"], &lines[1]["before"]), (&"x\nforged".into(), &"a".into()));
         assert!(lines[0].get("after").is_none() && lines[0]["when"].is_string());
+    }
+
+    #[test]
+    fn a_log_that_was_moved_away_is_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, kept) = (folder.path().join("audit.jsonl"), folder.path().join("audit.1"));
+        let audit = Audit::open(&path).unwrap();
+        let deed = Deed {
+            action: "hold",
+            caller: "ops",
+            said: None,
+            from: "127.0.0.1:1".parse().unwrap(),
+            model: None,
+            object: "prod",
+            before: None,
+            after: None,
+            request_id: "",
+            outcome: "done",
+        };
+        audit.note(&deed);
+        std::fs::rename(&path, &kept).unwrap();
+        audit.note(&deed);
+        audit.note(&deed);
+        let lines = |path: &Path| std::fs::read_to_string(path).unwrap().lines().count();
+        assert_eq!((lines(&kept), lines(&path)), (1, 2));
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o077, 0);
     }
 }

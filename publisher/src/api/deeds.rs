@@ -2,10 +2,12 @@
 //! audit log, done or refused.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tonic::Request;
 
 use weighbridge_snapshots::channel::Operation;
@@ -14,6 +16,7 @@ use super::answers::Refusal;
 use super::audit::Deed;
 use super::shared::{self, Shared};
 use super::tokens::Caller;
+use super::turns::Turns;
 use crate::clock;
 use crate::error::Failure;
 
@@ -21,6 +24,8 @@ use crate::error::Failure;
 const AT_ONCE: usize = 64;
 /// When to ask again where there are more.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Refusals to one caller that are written down: a second, and after a quiet time.
+const REFUSALS: (NonZeroU32, NonZeroU32) = (NonZeroU32::MIN, NonZeroU32::MIN.saturating_add(99));
 /// Where a caller may say on whose behalf they ask.
 const WHO: &str = "weighbridge-who";
 /// Longest text there, in bytes.
@@ -104,28 +109,34 @@ pub struct Done<T> {
 pub struct Deeds {
     shared: Arc<Shared>,
     places: Arc<Semaphore>,
+    /// Refusals that are written down: what somebody is refused again and again must not fill the disk.
+    refusals: Turns<String>,
 }
 
 impl Deeds {
     /// Writes down what is done in the audit log.
     #[must_use]
     pub fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, places: Arc::new(Semaphore::new(AT_ONCE)) }
+        let refusals = Turns::new(REFUSALS.0, REFUSALS.1, Duration::ZERO);
+        Self { shared, places: Arc::new(Semaphore::new(AT_ONCE)), refusals }
     }
 
-    /// Does it, to the end: whoever stops waiting for the answer does not stop it.
+    /// Does it where it is `allowed`, to the end: whoever stops waiting for the answer does not stop it.
     ///
     /// # Errors
-    /// As `doing` does; `RESOURCE_EXHAUSTED` where too much is being done.
+    /// As `allowed` and `doing` say; `RESOURCE_EXHAUSTED` where too much is being done.
     pub async fn run<T: Send + 'static>(
         &self,
         asker: Asker,
         asked: Asked,
+        allowed: Result<(), Refusal>,
         doing: impl Future<Output = Result<Done<T>, Refusal>> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let place = Arc::clone(&self.places)
-            .try_acquire_owned()
-            .map_err(|_| Refusal::over_limit(format!("{AT_ONCE} changes are being made already"), AGAIN));
+        // Who may not do it takes nobody's place.
+        let place = allowed.and_then(|()| {
+            let full = |_| Refusal::over_limit(format!("{AT_ONCE} changes are being made already"), AGAIN);
+            Arc::clone(&self.places).try_acquire_owned().map_err(full)
+        });
         let place = match place {
             Ok(place) => place,
             Err(refusal) => return Err(self.refused(&asker, &asked, refusal)),
@@ -144,8 +155,12 @@ impl Deeds {
         task.await.unwrap_or_else(|error| Err(Failure::internal("what was asked for", error).into()))
     }
 
-    /// Writes down that it was refused; gives the refusal back.
+    /// Writes down that it was refused, unless too much was refused to this caller lately; gives the refusal back.
     pub fn refused(&self, asker: &Asker, asked: &Asked, refusal: Refusal) -> Refusal {
+        if self.refusals.take(asker.caller.name().to_owned(), Instant::now()).is_err() {
+            self.shared.figures.operated();
+            return refusal;
+        }
         note(&self.shared, &deed(asker, asked, None, None, refusal.class()));
         refusal
     }

@@ -31,6 +31,7 @@ pub mod publishing;
 pub mod requests;
 pub mod rows;
 pub mod shared;
+mod shares;
 pub mod snapshots;
 pub mod tls;
 pub mod tokens;
@@ -82,8 +83,13 @@ pub const METHODS: [&str; 26] = [
     "weighbridge.v1.Fleet/Report",
     "weighbridge.v1.Fleet/ListHosts",
 ];
-/// Largest message of a request, in bytes; the largest that is right is a checkpoint manifest.
-const MESSAGE_BYTES: usize = 2 << 20;
+/// Largest message of a request that may be large, in bytes: a checkpoint manifest, ten thousand chunks, a hundred
+/// thousand rows.
+const MESSAGE_BYTES: usize = 5 << 18;
+/// Largest message of any other request, in bytes: names, and a policy or a host's status.
+const SMALL_MESSAGE_BYTES: usize = 128 << 10;
+/// Largest message of what is asked about the server itself, in bytes: anybody may send it.
+const OPEN_MESSAGE_BYTES: usize = 4 << 10;
 /// Largest body of a plain HTTP request, in bytes.
 const BODY_BYTES: usize = 64 << 10;
 
@@ -105,10 +111,10 @@ pub fn router(shared: &Arc<Shared>) -> crate::error::Result<Router> {
     let fleet = FleetServer::new(fleet::Service(Arc::clone(&hosts)));
     let rpc = Routes::new(snapshots.max_decoding_message_size(MESSAGE_BYTES))
         .add_service(publishing.max_decoding_message_size(MESSAGE_BYTES))
-        .add_service(operating.max_decoding_message_size(MESSAGE_BYTES))
-        .add_service(fleet.max_decoding_message_size(MESSAGE_BYTES))
-        .add_service(health)
-        .add_service(reflection);
+        .add_service(operating.max_decoding_message_size(SMALL_MESSAGE_BYTES))
+        .add_service(fleet.max_decoding_message_size(SMALL_MESSAGE_BYTES))
+        .add_service(health.max_decoding_message_size(OPEN_MESSAGE_BYTES))
+        .add_service(reflection.max_decoding_message_size(OPEN_MESSAGE_BYTES));
     let web = web::routes(Arc::clone(shared)).merge(fleet::routes(hosts));
     Ok(rpc
         .into_axum_router()

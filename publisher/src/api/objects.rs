@@ -7,7 +7,7 @@ use bytes::Bytes;
 use object_store::path::Path as Key;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
 use weighbridge_schemas::limits;
@@ -21,6 +21,8 @@ use weighbridge_snapshots::{layout, manifest};
 pub const PIECE: usize = 256 << 10;
 /// Chunks that are loaded into the cache at once.
 const LOADS: usize = 8;
+/// Look-ups of rows at once; fewer than loads, so that hosts that fetch are not kept waiting by them.
+const LOOK_UPS: usize = 6;
 /// About how many bytes of memory a tensor, and a chunk, take in a manifest that was read.
 const TENSOR_BYTES: u64 = 512;
 const CHUNK_BYTES: u64 = 64;
@@ -50,6 +52,8 @@ pub struct Objects {
     chunks: ByWeight<Key, Bytes>,
     manifests: ByWeight<(ModelName, SnapshotId), Arc<SnapshotManifest>>,
     loads: Semaphore,
+    /// Look-ups of rows: each keeps a chunk or two while it goes on.
+    look_ups: Semaphore,
 }
 
 fn cache<K: std::hash::Hash + Eq + Clone, V: Clone>(memory: u64, items: usize) -> ByWeight<K, V>
@@ -79,6 +83,7 @@ impl Objects {
             chunks: cache(memory / 4 * 3, 1024),
             manifests: cache(memory / 4, 64),
             loads: Semaphore::new(LOADS),
+            look_ups: Semaphore::new(LOOK_UPS),
         }
     }
 
@@ -86,6 +91,11 @@ impl Objects {
     #[must_use]
     pub fn root(&self) -> &Root {
         &self.root
+    }
+
+    /// A place for a look-up of rows: they take turns.
+    pub async fn look_up(&self) -> Option<SemaphorePermit<'_>> {
+        self.look_ups.acquire().await.ok()
     }
 
     /// A snapshot's manifest.

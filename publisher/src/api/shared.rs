@@ -21,6 +21,7 @@ use super::hub::{Entry, Hub};
 use super::objects::Objects;
 use super::tokens::{Caller, Role};
 use crate::metrics::api::Api as Figures;
+use crate::sources::Allowed;
 
 /// How long the first look at a channel is waited for.
 const FIRST_LOOK: Duration = Duration::from_secs(20);
@@ -40,6 +41,8 @@ pub struct Shared {
     pub gate: Arc<Gate>,
     /// Where operations are written down.
     pub audit: Audit,
+    /// Where checkpoints may lie that are handed over; `None` where nobody said so.
+    pub sources: Option<Allowed>,
     /// What is counted.
     pub figures: Arc<Figures>,
 }

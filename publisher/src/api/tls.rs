@@ -71,23 +71,25 @@ impl Tls {
 
     /// Reads the files again when they change, for as long as this runs. Connections that are there go on.
     pub async fn follow(self: Arc<Self>) {
-        let mut last = self.first.clone();
+        let (mut last, mut told) = (self.first.clone(), false);
         loop {
             tokio::time::sleep(LOOK).await;
             let files = self.files.clone();
             let Ok(read) = tokio::task::spawn_blocking(move || texts(&files)).await else { continue };
-            let Ok(now) = read else { continue };
-            if last == now {
-                continue;
-            }
-            match config(&self.files, &now) {
-                Ok(config) => {
+            let found = read.and_then(|now| if now == last { Ok(None) } else { config(&self.files, &now).map(|config| Some((config, now))) });
+            match found {
+                Ok(None) => told = false,
+                Ok(Some((config, now))) => {
                     tracing::info!(path = %self.files.certificate.display(), "certificates were read again");
                     self.config.store(Arc::new(config));
-                    last = now;
+                    (last, told) = (now, false);
                 }
                 // Certificate and key are seldom replaced in one moment: looked at again the next time.
-                Err(failure) => tracing::warn!(%failure, "certificates cannot be used; those before stay"),
+                Err(failure) if !told => {
+                    told = true;
+                    tracing::warn!(%failure, "certificates cannot be used; those before stay");
+                }
+                Err(_) => {}
             }
         }
     }

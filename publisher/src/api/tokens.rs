@@ -124,6 +124,12 @@ impl Caller {
         Self { known: Arc::new(known) }
     }
 
+    /// Whether they are let in for being on this machine, where there are no tokens.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.known.hash == Hash::default()
+    }
+
     /// The token's name.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -63,7 +63,10 @@ async fn object(
     let outside = condition == Condition::Outside;
     let answer = match condition {
         Condition::Known => Response::builder().status(StatusCode::NOT_MODIFIED).body(Body::empty()),
-        Condition::Other => return Ok(StatusCode::PRECONDITION_FAILED.into_response()),
+        Condition::Other => {
+            let unkept = [(header::CACHE_CONTROL, NOT_KEPT)];
+            return Ok((StatusCode::PRECONDITION_FAILED, unkept).into_response());
+        }
         Condition::Outside => Response::builder()
             .status(StatusCode::RANGE_NOT_SATISFIABLE)
             .header(header::CONTENT_RANGE, format!("bytes */{size}"))

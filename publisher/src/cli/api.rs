@@ -25,6 +25,7 @@ use crate::api::tokens::Tokens;
 use crate::config::{DEFAULT_API_LISTEN, Limits};
 use crate::error::{Failure, Result};
 use crate::http::cannot_listen;
+use crate::sources::Allowed;
 use crate::worker::Stop;
 
 /// How the API is offered.
@@ -104,6 +105,7 @@ pub(super) struct Server {
     tokens: Option<Arc<Tokens>>,
     tls: Option<Arc<Tls>>,
     audit: Audit,
+    sources: Option<Allowed>,
     limits: Limits,
 }
 
@@ -139,7 +141,8 @@ impl ServerOptions {
         };
         let listener =
             listen::take(address).await.map_err(|error| cannot_listen("--api-listen", address, &error))?;
-        let server = Server { listener, tokens, tls, audit, limits: configured.limits()? };
+        let sources = context.config.sources.allow.as_ref().map(|prefixes| Allowed::new(prefixes)).transpose()?;
+        let server = Server { listener, tokens, tls, audit, sources, limits: configured.limits()? };
         server.say(context)?;
         Ok(server)
     }
@@ -197,6 +200,7 @@ impl Server {
             queue: steps.shared_queue(),
             gate: Arc::new(Gate::new(self.tokens.clone(), limits.bounds, Arc::clone(&figures))),
             audit: self.audit,
+            sources: self.sources,
             figures: Arc::clone(&figures),
         });
         let router = api::router(&shared)?;

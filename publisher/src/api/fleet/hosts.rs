@@ -19,6 +19,10 @@ use weighbridge_schemas::names::{ChannelName, ModelName};
 const MOST: usize = 10_000;
 /// The most bytes of what they told.
 const MOST_BYTES: usize = 64 << 20;
+/// The most hosts of one token, so that one cannot push the others' out.
+const MOST_OF_ONE: usize = 5_000;
+/// A host that another token told of can be taken over after this silence.
+const TAKEN_OVER: Duration = Duration::from_secs(60);
 /// After which silence a host is forgotten.
 const FORGOTTEN: Duration = Duration::from_secs(600);
 /// The most bytes of what hosts told on one page of a list: callers take messages of 4 MiB.
@@ -99,6 +103,8 @@ pub struct Listed {
 /// What was told: the parsed document is made again when it is asked for, since it takes several times as much.
 #[derive(Debug)]
 struct Told {
+    /// The name of the token that told it.
+    by: String,
     written: Bytes,
     at: Instant,
     number: u64,
@@ -109,6 +115,8 @@ struct Known {
     hosts: BTreeMap<Place, Told>,
     /// By how long ago it was told, the oldest first.
     order: BTreeMap<u64, Place>,
+    /// How many there are of each token.
+    of: BTreeMap<String, usize>,
     bytes: usize,
     next: u64,
 }
@@ -118,6 +126,12 @@ impl Known {
         if let Some(told) = self.hosts.remove(place) {
             self.order.remove(&told.number);
             self.bytes = self.bytes.saturating_sub(told.written.len());
+            if let Some(count) = self.of.get_mut(&told.by) {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    self.of.remove(&told.by);
+                }
+            }
         }
     }
 
@@ -145,17 +159,29 @@ impl Hosts {
         known
     }
 
-    /// Notes what a host told; `written` is the document that `status` was read from.
-    pub fn hear(&self, status: &HostStatus, written: Bytes, now: Instant) {
+    /// Notes what a host told by the token `by`; `written` is the document that `status` was read from. It tells
+    /// whether it was noted: a host that another token tells of is that one's, and a token has so many.
+    pub fn hear(&self, by: &str, status: &HostStatus, written: Bytes, now: Instant) -> bool {
         let place = Place::of(status);
         let mut known = self.known(now);
+        match known.hosts.get(&place) {
+            Some(told) if told.by != by && now.saturating_duration_since(told.at) < TAKEN_OVER => return false,
+            Some(_) => {}
+            None => {
+                if known.of.get(by).is_some_and(|&count| count >= MOST_OF_ONE) {
+                    return false;
+                }
+            }
+        }
         known.forget(&place);
         let number = known.next;
         known.next = number.wrapping_add(1);
         known.bytes = known.bytes.saturating_add(written.len());
+        *known.of.entry(by.to_owned()).or_default() += 1;
         known.order.insert(number, place.clone());
-        known.hosts.insert(place, Told { written, at: now, number });
+        known.hosts.insert(place, Told { by: by.to_owned(), written, at: now, number });
         known.forget_while(|known, _| known.hosts.len() > MOST || known.bytes > MOST_BYTES);
+        true
     }
 
     /// Hosts in order, at most `most`: of models and channels that `wanted` takes, behind `after`.
@@ -220,7 +246,8 @@ mod tests {
 
     fn hear(hosts: &Hosts, host: &str, model: &str, now: Instant) {
         let status = status(host, model);
-        hosts.hear(&status, Bytes::from(status.to_json()), now);
+        let of = if host.len() < 5 { "a" } else { &host[..1] };
+        assert!(hosts.hear(of, &status, Bytes::from(status.to_json()), now));
     }
 
     fn names(listed: &Listed) -> Vec<&str> {
@@ -252,13 +279,28 @@ mod tests {
     fn there_are_only_so_many_and_the_longest_silent_goes_first() {
         let (hosts, now) = (Hosts::default(), Instant::now());
         for host in 0..MOST + 3 {
-            hear(&hosts, &format!("{host:05}"), "m", now);
+            hear(&hosts, &format!("{}{host:05}", host % 3), "m", now);
         }
         let listed = hosts.list(|_, _| true, None, 1, now);
-        assert_eq!(names(&listed), ["00003"]);
+        assert_eq!(names(&listed), ["000003"]);
         let known = hosts.known.lock().unwrap();
         assert_eq!((known.hosts.len(), known.order.len()), (MOST, MOST));
         assert_eq!(known.bytes, known.hosts.values().map(|told| told.written.len()).sum::<usize>());
+    }
+
+    #[test]
+    fn one_token_neither_pushes_out_nor_speaks_for_the_hosts_of_others() {
+        let (hosts, now) = (Hosts::default(), Instant::now());
+        let tell = |by: &str, host: &str, now| {
+            let status = status(host, "m");
+            hosts.hear(by, &status, Bytes::from(status.to_json()), now)
+        };
+        assert!(tell("theirs", "h", now) && !tell("mine", "h", now));
+        let told = (0..MOST).filter(|number| tell("mine", &number.to_string(), now)).count();
+        assert_eq!(told, MOST_OF_ONE);
+        assert!(tell("mine", "1", now), "what it has told already it may tell again");
+        assert!(tell("theirs", "h2", now));
+        assert!(tell("new", "h", now + TAKEN_OVER), "tokens are replaced");
     }
 
     #[test]

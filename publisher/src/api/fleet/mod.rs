@@ -4,6 +4,7 @@ pub mod hosts;
 mod http;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -75,8 +76,12 @@ impl TryFrom<proto::ListHostsRequest> for List {
 /// Notes what a host tells, if its token is for the model.
 fn hear(hosts: &Hosts, caller: &Caller, report: Report) -> Result<(), Refusal> {
     permitted(caller, &[Role::Fetch], &report.status.model)?;
-    hosts.hear(&report.status, report.written, Instant::now());
-    Ok(())
+    if hosts.hear(caller.name(), &report.status, report.written, Instant::now()) {
+        return Ok(());
+    }
+    let why = "another token tells of this host, or this token tells of too many; give each fleet a token, and each host a \
+               name, of its own";
+    Err(Refusal::over_limit(why, Duration::from_secs(60)))
 }
 
 /// The hosts of models that the caller operates.

@@ -145,8 +145,7 @@ impl Service {
         let operation = asker.operation(change.reason().as_str(), request_id.as_deref());
         let roots = Arc::clone(&self.roots);
         let allowed = permitted(&asker.caller, &[Role::Operate], &model);
-        let done = self.deeds.run(asker, asked, async move {
-            allowed?;
+        let done = self.deeds.run(asker, asked, allowed, async move {
             let own = match request_id {
                 Some(_) => change.own(&roots.demanding, &operation).await?,
                 None => None,
@@ -178,8 +177,7 @@ impl Service {
         let (roots, operation) = (Arc::clone(&self.roots), asker.operation(action, None));
         let allowed = permitted(&asker.caller, &[Role::Operate], &model);
         self.deeds
-            .run(asker, asked, async move {
-                allowed?;
+            .run(asker, asked, allowed, async move {
                 let root = &roots.demanding;
                 let id = located(root, &snapshot).await?;
                 let changed = pins::set(root, &model, &id, pinned, &why, &operation).await?;
@@ -233,8 +231,9 @@ impl Service {
         };
         asked.object.clone_from(&id);
         let (shared, who, caller) = (Arc::clone(&self.shared), asker.who(), asker.caller.clone());
+        let allowed = operates_any(&caller);
         self.deeds
-            .run(asker, asked, async move {
+            .run(asker, asked, allowed, async move {
                 let root = &shared.root;
                 seen(root, &caller, &id).await?;
                 let again =

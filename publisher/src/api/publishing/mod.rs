@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use futures::Stream;
 use futures::stream::unfold;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::{Request, Response, Status};
 
+use weighbridge_schemas::checkpoint::{CheckpointManifest, PolicyChoice};
 use weighbridge_schemas::job::JobId;
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::jobs::Job;
@@ -23,6 +24,7 @@ use super::guard::Gate;
 use super::proto;
 use super::proto::publishing_server;
 use super::shared::{Shared, caller, connection, permitted};
+use super::shares::Shares;
 use super::snapshots::moment;
 use super::tokens::{Caller, Role};
 use crate::operations::Page;
@@ -35,6 +37,8 @@ use watched::{Look, Watched};
 const LOOKERS: [Role; 3] = [Role::Drop, Role::Fetch, Role::Operate];
 /// Most jobs that are looked at for one page of a list.
 const READS: usize = 200;
+/// Jobs that one token may follow at the same time: others follow some too.
+const FOLLOWED: usize = 200;
 /// How often a sign of life is given.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
@@ -45,6 +49,8 @@ pub struct Service {
     deeds: Arc<Deeds>,
     ages: Arc<Ages>,
     watched: Watched,
+    /// Jobs that one token follows.
+    shares: Shares,
 }
 
 impl Service {
@@ -52,7 +58,7 @@ impl Service {
     #[must_use]
     pub fn new(shared: Arc<Shared>, deeds: Arc<Deeds>) -> Self {
         let (ages, watched) = (Arc::default(), Watched::new(shared.root.clone()));
-        Self { shared, deeds, ages, watched }
+        Self { shared, deeds, ages, watched, shares: Shares::new(FOLLOWED) }
     }
 
     async fn submitted(
@@ -61,16 +67,21 @@ impl Service {
     ) -> Result<proto::SubmitResponse, Refusal> {
         let asker = Asker::of(&request)?;
         let mut asked = Asked { action: "submit", ..Asked::default() };
+        if !asker.caller.has(Role::Drop) {
+            // Before anything that they sent is read.
+            let refusal = Refusal::forbidden("the token may not: it takes role drop");
+            return Err(self.deeds.refused(&asker, &asked, refusal));
+        }
         let Submit { manifest, written } = match Submit::try_from(request.into_inner()) {
             Ok(submit) => submit,
             Err(refusal) => return Err(self.deeds.refused(&asker, &asked, refusal)),
         };
         (asked.model, asked.object) = (Some(manifest.model.to_string()), manifest.id.clone());
         let shared = Arc::clone(&self.shared);
-        let allowed = permitted(&asker.caller, &[Role::Drop], &manifest.model);
+        let allowed = permitted(&asker.caller, &[Role::Drop], &manifest.model)
+            .and_then(|()| confined(&self.shared, &asker.caller, &manifest));
         self.deeds
-            .run(asker, asked, async move {
-                allowed?;
+            .run(asker, asked, allowed, async move {
                 submit::unused(&shared.root, &manifest).await.map_err(Refusal::as_things_stand)?;
                 submit::send(&*shared.queue, &manifest, written.to_vec()).await?;
                 let answer = proto::SubmitResponse { job: manifest.id };
@@ -111,9 +122,10 @@ impl Service {
         let closing = connection(request.extensions()).map(|connection| connection.closing.clone());
         let named: Named = request.into_inner().try_into()?;
         permitted(&caller, &LOOKERS, &named.model)?;
+        let share = self.shares.take(caller.name(), "jobs followed")?;
         let look = self.watched.follow(&named.model, &named.job)?;
         let (gate, due) = (Arc::clone(&self.shared.gate), Instant::now() + HEARTBEAT);
-        Ok(Follower { look, named, caller, gate, closing, due, told: false, ended: false })
+        Ok(Follower { look, named, caller, gate, closing, due, told: false, ended: false, _share: share })
     }
 
     async fn again(
@@ -139,8 +151,7 @@ impl Service {
         let (shared, ages) = (Arc::clone(&self.shared), Arc::clone(&self.ages));
         let allowed = permitted(&asker.caller, &[Role::Operate], &model);
         self.deeds
-            .run(asker, asked, async move {
-                allowed?;
+            .run(asker, asked, allowed, async move {
                 let root = &shared.root;
                 let done = |job: String| {
                     Ok(Done { answer: proto::RepublishResponse { job }, before: None, after: None })
@@ -169,8 +180,7 @@ impl Service {
         let (shared, who) = (Arc::clone(&self.shared), asker.who());
         let allowed = permitted(&asker.caller, &[Role::Operate], &model);
         self.deeds
-            .run(asker, asked, async move {
-                allowed?;
+            .run(asker, asked, allowed, async move {
                 let root = &shared.root;
                 let before = Progress::of(root, &model, &job).await?.ok_or_else(|| unknown(&job))?;
                 let cancelled = jobs::cancel(root, &*shared.queue, &before.record, &who).await?;
@@ -184,6 +194,26 @@ impl Service {
             })
             .await
     }
+}
+
+/// Refuses what a token's bearer could reach by it beyond their model: files that workers may read and they may not, and
+/// a policy of their own in the place of the model's. Whoever operates the model may bring one; without tokens everybody
+/// is on this machine, and may do everything.
+fn confined(shared: &Shared, caller: &Caller, manifest: &CheckpointManifest) -> Result<(), Refusal> {
+    if caller.is_local() {
+        return Ok(());
+    }
+    let Some(sources) = &shared.sources else {
+        let why = "this API has not been told where checkpoints may lie, and so takes none: set `allow` under [sources] \
+                   in its configuration, and in the workers'";
+        return Err(Refusal::unprepared(why));
+    };
+    sources.check(&manifest.location)?;
+    if matches!(manifest.policy, Some(PolicyChoice::Toml(_))) && !caller.may(Role::Operate, &manifest.model) {
+        let why = "a policy within the manifest takes the role operate; name one that the store keeps, or none";
+        return Err(Refusal::forbidden(why));
+    }
+    Ok(())
 }
 
 fn unknown(job: &JobId) -> Refusal {
@@ -234,6 +264,7 @@ struct Follower {
     /// Whether what is known now was told.
     told: bool,
     ended: bool,
+    _share: OwnedSemaphorePermit,
 }
 
 impl Follower {

@@ -26,6 +26,8 @@ const MOST_JOBS: usize = 1_000;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(2));
 /// For how long a store that fails is asked again before those who follow are told.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// For how long a job is waited for that no worker has accepted.
+const UNKNOWN: Duration = Duration::from_secs(1800);
 /// When to ask again where too many are followed.
 const AGAIN: Duration = Duration::from_secs(10);
 
@@ -95,12 +97,16 @@ struct Read {
 /// Looks at a job until it has ended, or nobody follows it any more.
 async fn run(root: Root, name: Name, sender: watch::Sender<Look>, looks: Arc<Looks>) {
     let (mut read, mut pause, mut failing) = (Read::default(), PAUSES.0, None);
+    let began = Instant::now();
     loop {
         let changed = match look(&root, &name, &mut read).await {
             Ok(job) => {
                 failing = None;
+                if job.is_none() && began.elapsed() >= UNKNOWN {
+                    sender.send_replace(Look::Failed(super::unknown(&name.1)));
+                }
                 let job = job.map_or(Look::Unknown, |job| Look::Stands(Arc::new(job)));
-                sender.send_if_modified(|known| news(known, job))
+                !sender.borrow().is_last() && sender.send_if_modified(|known| news(known, job))
             }
             Err(error) => {
                 let since = *failing.get_or_insert_with(Instant::now);
