@@ -74,6 +74,14 @@ fn a_folder_that_is_not_mounted_is_waited_for_by_who_serves_already() {
     assert_eq!(run.failed(6), "not_found");
     std::fs::rename(&away, store.root()).unwrap();
     host.until_current(&first);
+    // Another folder in its place: a copy, or another mount.
+    std::fs::rename(store.root(), &away).unwrap();
+    host.until_behind("store_unreachable");
+    let copied = std::process::Command::new("cp").arg("-a").args([&away, &store.root()]).status();
+    assert!(copied.unwrap().success());
+    checkpoint.change(..);
+    let second = checkpoint.publish(&store);
+    host.until_current(&second);
 }
 
 /// The keys of the chunks that a snapshot's manifest names.

@@ -63,6 +63,8 @@ use work::{Orders, Wanted, Work};
 
 /// The shortest and the longest pause before something that failed is tried again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// After how many failures the source is opened anew: a folder may be another one by then, and credentials too.
+const OPENED_ANEW: u32 = 3;
 /// How long a follower that has just been stopped may take to let the folder go.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -94,7 +96,7 @@ pub struct Source {
     pub limits: Limits,
 }
 
-/// Opens the source, as often as it takes: it may be away when following begins.
+/// Opens the source, as often as it takes: it may be away when following begins, and another one later.
 pub type Opener = Box<dyn FnMut() -> Result<Source> + Send>;
 
 /// What whoever listens is told.
@@ -190,7 +192,7 @@ impl Follower {
 /// Hears of the channel, and says what is wanted.
 async fn hear(mut opener: Opener, wants: &Sender<Option<Wanted>>, board: &Board) -> Infallible {
     let mut source = None;
-    let mut failures = 0;
+    let mut failures: u32 = 0;
     loop {
         let told = async {
             let Source { watch, .. } = match &mut source {
@@ -209,6 +211,9 @@ async fn hear(mut opener: Opener, wants: &Sender<Option<Wanted>>, board: &Board)
             }
             Err(error) => {
                 failures += 1;
+                if failures.is_multiple_of(OPENED_ANEW) {
+                    source = None;
+                }
                 let pause = pause(failures);
                 board.failed(Part::Source, &error, pause);
                 sleep(pause).await;
