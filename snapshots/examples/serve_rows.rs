@@ -100,9 +100,9 @@ async fn follower(
     let opener = move || {
         let (model, channel) = (model.clone(), channel.clone());
         let (root, watch) = if from.starts_with("http://") || from.starts_with("https://") {
-            let token = std::env::var("WEIGHBRIDGE_API_TOKEN").ok();
+            // The token stands in WEIGHBRIDGE_API_TOKEN.
             let ca = std::env::var_os("WEIGHBRIDGE_API_CA").map(Into::into);
-            let api = Arc::new(Api::new(&from, &api::Options { token, ca, ..api::Options::default() })?);
+            let api = Arc::new(Api::new(&from, &api::Options { ca, ..api::Options::from_environment() })?);
             let root = Root::behind_api(&api, &bucket::Options::default())?;
             (root.clone(), Watch::Api(ApiWatch::new(&root, model, channel, None)))
         } else {

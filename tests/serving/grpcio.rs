@@ -71,6 +71,9 @@ fn pythons_grpc_goes_from_a_checkpoint_to_rows() {
         store.run(["token", "new", "python", "--role", "drop", "--role", "fetch", "--file", "tokens.toml"]);
     std::fs::write(&token, made.succeeded()["token"].as_str().unwrap()).unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    // Where checkpoints may lie that are handed over.
+    let sources = format!("[sources]\nallow = [{:?}]\n", torchrec().parent().unwrap());
+    std::fs::write(folder.join("weighbridge.toml"), sources).unwrap();
     let mut client = Command::new("python3");
     client
         .arg(root.join("tests/interop/client.py"))

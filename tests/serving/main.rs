@@ -36,8 +36,8 @@ mod reading;
 mod recipes;
 mod reference;
 mod sharing;
-mod site;
 mod shown;
+mod site;
 mod swaps;
 mod together;
 #[path = "../system/volume.rs"]

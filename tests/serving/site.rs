@@ -57,6 +57,9 @@ impl Site {
         let (all, drop) = (token("everything", &every, ""), token("trainer", &["drop"], "m"));
         let fetch = token("host", &["fetch"], "m");
         let (operate, other) = (token("ops", &["operate"], "m*"), token("others", &every, "other"));
+        // Where checkpoints may lie that are handed over.
+        let sources = format!("[sources]\nallow = [{:?}]\n", store.folder.path());
+        std::fs::write(store.folder.path().join("weighbridge.toml"), sources).unwrap();
         let mut command = store.command(["serve", "--roles", roles, "--tokens", "tokens.toml"]);
         command.args(["--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0", "--threads", "2"]);
         command.args(["--audit-log", "audit.jsonl"]);

@@ -284,7 +284,7 @@ fn is_of_this_machine(request: &Request) -> bool {
 }
 
 /// What one party has of addresses: in IPv6 a whole network.
-fn neighbourhood(address: IpAddr) -> IpAddr {
+pub(super) fn neighbourhood(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
         address => address,

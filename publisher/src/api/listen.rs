@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::guard::Connection;
+use super::strangers::{Stranger, Strangers};
 use super::tls::Tls;
 use crate::metrics::api::Api as Figures;
 use crate::worker::Stop;
@@ -43,6 +44,9 @@ const BUFFER: usize = 64 << 10;
 /// How long to wait when no connection can be accepted, as when there are too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// The share of all connections that may come from one address before anybody who is known has asked over them.
+const STRANGERS_SHARE: usize = 4;
+
 /// How connections are kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Lives {
@@ -64,6 +68,7 @@ pub async fn serve(
     mut stop: Stop,
 ) {
     let free = Arc::new(Semaphore::new(lives.connections));
+    let strangers = Strangers::new((lives.connections / STRANGERS_SHARE).max(1));
     let mut connections = JoinSet::new();
     loop {
         let accepted = async {
@@ -83,9 +88,13 @@ pub async fn serve(
                 continue;
             }
         };
+        let Some(stranger) = strangers.admit(peer.ip()) else {
+            figures.refused("strangers");
+            continue;
+        };
         let (tls, router, stop, going) = (tls.clone(), router.clone(), stop.clone(), figures.connect());
         connections.spawn(async move {
-            secured(stream, peer, tls, router, lives, stop).await;
+            secured(stream, (peer, stranger), tls, router, lives, stop).await;
             drop((permit, going));
         });
     }
@@ -95,7 +104,7 @@ pub async fn serve(
 
 async fn secured(
     stream: TcpStream,
-    peer: SocketAddr,
+    (peer, stranger): (SocketAddr, Stranger),
     tls: Option<Arc<Tls>>,
     router: Router,
     lives: Lives,
@@ -104,16 +113,21 @@ async fn secured(
     // Heartbeats and small answers go at once.
     let _ = stream.set_nodelay(true);
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, GONE);
-    let Some(tls) = tls else { return answered(stream, peer, router, lives, stop).await };
+    let Some(tls) = tls else { return answered(stream, (peer, stranger), router, lives, stop).await };
     match timeout(HANDSHAKE, tls.accept(stream)).await {
-        Ok(Ok(stream)) => answered(stream, peer, router, lives, stop).await,
+        Ok(Ok(stream)) => answered(stream, (peer, stranger), router, lives, stop).await,
         Ok(Err(error)) => tracing::debug!(%peer, %error, "no secure connection"),
         Err(_) => tracing::debug!(%peer, "no secure connection in time"),
     }
 }
 
-async fn answered<S>(stream: S, peer: SocketAddr, router: Router, lives: Lives, mut stop: Stop)
-where
+async fn answered<S>(
+    stream: S,
+    (peer, stranger): (SocketAddr, Stranger),
+    router: Router,
+    lives: Lives,
+    mut stop: Stop,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (close, closing) = watch::channel(false);
@@ -136,6 +150,7 @@ where
     tokio::pin!(connection);
     let over = async {
         if timeout(STRANGER, known.notified()).await.is_ok() {
+            drop(stranger);
             sleep_until(old).await;
         }
     };

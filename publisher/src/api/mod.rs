@@ -5,6 +5,7 @@
 //! | [`proto`] | what the build makes of the protobuf |
 //! | [`listen`], [`tls`] | connections, and what secures them |
 //! | [`guard`], [`tokens`], `turns` | who may ask, and how much |
+//! | `turns`, `shares`, `strangers` | how much one may ask, have at once, and before they are known |
 //! | [`answers`] | from failures to statuses |
 //! | [`audit`] | who did what |
 //! | [`requests`] | what requests say, read and checked |
@@ -33,6 +34,7 @@ pub mod rows;
 pub mod shared;
 mod shares;
 pub mod snapshots;
+mod strangers;
 pub mod tls;
 pub mod tokens;
 mod turns;

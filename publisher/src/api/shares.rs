@@ -29,7 +29,9 @@ impl Shares {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         match all.get(name) {
             Some(share) => Arc::clone(share),
-            None => Arc::clone(all.entry(name.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(self.most)))),
+            None => {
+                Arc::clone(all.entry(name.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(self.most))))
+            }
         }
     }
 

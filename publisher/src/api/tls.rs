@@ -76,7 +76,13 @@ impl Tls {
             tokio::time::sleep(LOOK).await;
             let files = self.files.clone();
             let Ok(read) = tokio::task::spawn_blocking(move || texts(&files)).await else { continue };
-            let found = read.and_then(|now| if now == last { Ok(None) } else { config(&self.files, &now).map(|config| Some((config, now))) });
+            let found = read.and_then(|now| {
+                if now == last {
+                    Ok(None)
+                } else {
+                    config(&self.files, &now).map(|config| Some((config, now)))
+                }
+            });
             match found {
                 Ok(None) => told = false,
                 Ok(Some((config, now))) => {

@@ -342,15 +342,23 @@ pub fn listed(text: &str) -> Result<Vec<Entry>> {
     entries(text)
 }
 
-/// A file's text without the tokens of a name, and how many those were.
+/// A file's text without the tokens of a name, all or all but the last one in the file, and how many those were.
 ///
 /// # Errors
 /// Where it does not parse.
-pub fn without(text: &str, name: &str) -> Result<(String, usize)> {
-    let (gone, kept): (Vec<_>, Vec<_>) = entries(text)?.into_iter().partition(|entry| entry.name == name);
+pub fn without(text: &str, name: &str, keep_newest: bool) -> Result<(String, usize)> {
+    let mut kept = entries(text)?;
+    let all = kept.len();
+    let newest = kept.iter().rposition(|entry| entry.name == name).filter(|_| keep_newest);
+    let mut place = 0;
+    kept.retain(|entry| {
+        place += 1;
+        entry.name != name || newest == Some(place - 1)
+    });
+    let gone = all - kept.len();
     let text =
         toml::to_string(&File { token: kept }).map_err(|error| Failure::internal("writing tokens", error))?;
-    Ok((text, gone.len()))
+    Ok((text, gone))
 }
 
 #[cfg(test)]
@@ -397,6 +405,19 @@ mod tests {
         tokens.known.store(Arc::default());
         assert!(tokens.again(&caller).is_none() && tokens.caller(future.reveal()).is_none());
         drop(folder);
+    }
+
+    #[test]
+    fn tokens_of_a_name_are_taken_out_all_or_all_but_the_newest() {
+        let (old, text) = made(&[Role::Drop], None, None);
+        let (new, more) = made(&[Role::Drop], None, None);
+        let text = format!("{text}\n{more}");
+        let (kept, gone) = without(&text, "n", true).unwrap();
+        let (_folder, tokens) = self::kept(&kept);
+        assert!(gone == 1 && tokens.caller(old.reveal()).is_none() && tokens.caller(new.reveal()).is_some());
+        assert_eq!(without(&kept, "n", true).unwrap().1, 0);
+        assert_eq!(without(&text, "n", false).unwrap().1, 2);
+        assert_eq!(without(&text, "other", false).unwrap().1, 0);
     }
 
     #[test]

@@ -141,7 +141,8 @@ impl ServerOptions {
         };
         let listener =
             listen::take(address).await.map_err(|error| cannot_listen("--api-listen", address, &error))?;
-        let sources = context.config.sources.allow.as_ref().map(|prefixes| Allowed::new(prefixes)).transpose()?;
+        let sources =
+            context.config.sources.allow.as_ref().map(|prefixes| Allowed::new(prefixes)).transpose()?;
         let server = Server { listener, tokens, tls, audit, sources, limits: configured.limits()? };
         server.say(context)?;
         Ok(server)

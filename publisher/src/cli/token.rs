@@ -36,6 +36,10 @@ pub(super) enum Token {
     Revoke {
         /// The name.
         name: String,
+        /// Leave the one that was made last: to replace a token, make another of the same name, give it to those who
+        /// need it, and then revoke the older ones.
+        #[arg(long)]
+        keep_newest: bool,
         /// The file of tokens.
         #[arg(long, value_name = "FILE")]
         file: PathBuf,
@@ -67,7 +71,7 @@ impl Token {
         match self {
             Self::New(new) => new.run(context),
             Self::List { file } => list(context, &file),
-            Self::Revoke { name, file } => revoke(context, &name, &file),
+            Self::Revoke { name, keep_newest, file } => revoke(context, &name, keep_newest, &file),
         }
     }
 }
@@ -76,6 +80,7 @@ impl New {
     fn run(self, context: &Context) -> Result<()> {
         let models = (!self.model.is_empty()).then_some(self.model.as_slice());
         let (secret, text) = tokens::new(&self.name, &self.role, models, self.expires)?;
+        let _alone = lock(&self.file)?;
         let mut all = if self.file.try_exists().unwrap_or(true) { read(&self.file)? } else { String::new() };
         if tokens::listed(&all)?.iter().any(|entry| entry.name == self.name) {
             tracing::info!(name = self.name, "there is a token of that name already; now there are two");
@@ -117,10 +122,11 @@ fn cells(entry: &Entry) -> Vec<String> {
     ]
 }
 
-fn revoke(context: &Context, name: &str, file: &Path) -> Result<()> {
+fn revoke(context: &Context, name: &str, keep_newest: bool, file: &Path) -> Result<()> {
+    let _alone = lock(file)?;
     let text = read(file)?;
-    let (kept, gone) = tokens::without(&text, name)?;
-    if gone == 0 {
+    let (kept, gone) = tokens::without(&text, name, keep_newest)?;
+    if gone == 0 && !keep_newest {
         return Err(Failure::usage(format!("{}: it has no token of the name {name:?}", file.display())));
     }
     replace(file, &kept)?;
@@ -129,26 +135,30 @@ fn revoke(context: &Context, name: &str, file: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Waits until nobody else changes the file: what one writes must not undo what another did.
+fn lock(file: &Path) -> Result<fs::File> {
+    let failed =
+        |error: io::Error| Failure::usage(format!("{}: it cannot be locked: {error}", file.display()));
+    let folder = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let folder = fs::File::open(folder).map_err(failed)?;
+    folder.lock().map_err(failed)?;
+    Ok(folder)
+}
+
 /// Puts `text` in the file's place in one step: a server must not read half of it.
 fn replace(file: &Path, text: &str) -> Result<()> {
-    let next = file.with_extension("next");
+    let next = file.with_extension(format!("{}.next", std::process::id()));
     let write = || {
-        let mut options = OpenOptions::new();
-        let mut written = options.create(true).truncate(true).write(true).mode(0o600).open(&next)?;
-        // A server that runs as somebody else still may read it.
-        match fs::metadata(file) {
-            Ok(found) => {
-                fchown(&written, Some(found.uid()), Some(found.gid()))?;
-                written.set_permissions(found.permissions())?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        let mut written = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&next)?;
         written.write_all(text.as_bytes())?;
         written.sync_data()?;
         fs::rename(&next, file)
     };
     write().map_err(|error: io::Error| {
+        let _ = fs::remove_file(&next);
         Failure::usage(format!("{}: it cannot be written: {error}", file.display()))
     })
 }

@@ -17,6 +17,16 @@ use weighbridge_schemas::names::{ChannelName, ModelName};
 
 use crate::error::{Class, Result, StoreError};
 
+/// What a command is not told: what its follower asks the API and the store with.
+const SECRETS: [&str; 7] = [
+    "WEIGHBRIDGE_API_TOKEN",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+];
 /// How much of what a command says is kept: the end.
 const SAID_BYTES: usize = 4 << 10;
 /// How long what a command's own children still say is waited for once it has ended.
@@ -53,6 +63,15 @@ impl Phase {
             Self::Restore => "restore",
         }
     }
+
+    /// What it is asked for by.
+    const fn option(self) -> &'static str {
+        match self {
+            Self::Before => "--exec-before",
+            Self::After => "--exec",
+            Self::Restore => "--exec, run for what is served again,",
+        }
+    }
 }
 
 /// What a command is told, in its environment.
@@ -77,6 +96,9 @@ impl About<'_> {
         let mut command = Command::new("sh");
         command.arg("-c").arg(text).process_group(0).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        SECRETS.iter().for_each(|name| {
+            command.env_remove(name);
+        });
         command.env("WEIGHBRIDGE_PHASE", self.phase.as_str());
         command.env("WEIGHBRIDGE_MODEL", self.model.as_str());
         command.env("WEIGHBRIDGE_CHANNEL", self.channel.as_str());
@@ -137,7 +159,9 @@ impl Said {
 /// [`Class::Hook`] where it cannot be run, fails, or takes too long.
 pub(super) async fn run(text: &str, about: &About<'_>, limit: Duration) -> Result<()> {
     let phase = about.phase.as_str();
-    let failed = |why: String| StoreError::new(Class::Hook, format!("the command `{text}` ({phase})"), why);
+    // Not its text, which may hold what is secret, and would be told to whoever looks at the fleet.
+    let failed =
+        |why: String| StoreError::new(Class::Hook, format!("the command of {}", about.phase.option()), why);
     let mut child = about.command(text).spawn().map_err(|error| failed(format!("it is not run: {error}")))?;
     let mut group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
     let said = Said::default();

@@ -165,7 +165,9 @@ impl Hosts {
         let place = Place::of(status);
         let mut known = self.known(now);
         match known.hosts.get(&place) {
-            Some(told) if told.by != by && now.saturating_duration_since(told.at) < TAKEN_OVER => return false,
+            Some(told) if told.by != by && now.saturating_duration_since(told.at) < TAKEN_OVER => {
+                return false;
+            }
             Some(_) => {}
             None => {
                 if known.of.get(by).is_some_and(|&count| count >= MOST_OF_ONE) {

@@ -210,7 +210,8 @@ fn confined(shared: &Shared, caller: &Caller, manifest: &CheckpointManifest) -> 
     };
     sources.check(&manifest.location)?;
     if matches!(manifest.policy, Some(PolicyChoice::Toml(_))) && !caller.may(Role::Operate, &manifest.model) {
-        let why = "a policy within the manifest takes the role operate; name one that the store keeps, or none";
+        let why =
+            "a policy within the manifest takes the role operate; name one that the store keeps, or none";
         return Err(Refusal::forbidden(why));
     }
     Ok(())
