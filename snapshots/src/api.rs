@@ -152,7 +152,10 @@ impl Api {
     /// [`Class::BadLocation`] where the address is none, a token would go over the wire as it is, or a file of
     /// certificates or the token cannot be read.
     pub fn new(address: &str, options: &Options) -> Result<Self> {
-        check_endpoint(address)?;
+        check_endpoint(address).map_err(|_| {
+            let why = "an API's address is https://HOST:PORT (http:// on this machine), without credentials, path or query";
+            StoreError::new(Class::BadLocation, "--api", why)
+        })?;
         let bad = |why: String| StoreError::new(Class::BadLocation, address, why);
         let url = Url::parse(address).map_err(|error| bad(error.to_string()))?;
         let has_token = options.token.is_some() || options.token_file.is_some();
@@ -319,7 +322,10 @@ async fn refused(object: &str, response: Response) -> (StoreError, Option<Durati
     let message = said.map_or_else(|| format!("the API answered {status}"), |said| said.error.message);
     let message: String = message.chars().filter(|c| !c.is_control()).take(1000).collect();
     let (class, message) = match status {
-        401 | 403 => (Class::AccessDenied, format!("{message}; is the token right (WEIGHBRIDGE_API_TOKEN)?")),
+        401 | 403 => (
+            Class::AccessDenied,
+            format!("{message}; is the token right (--api-token-file, or WEIGHBRIDGE_API_TOKEN)?"),
+        ),
         404 | 405 => (Class::NotFound, message),
         400 | 409 | 413 => (Class::Refused, message),
         _ => (Class::Unreachable, message),

@@ -24,6 +24,21 @@ fn points_at(store: &Store, channel: &str) -> Value {
 }
 
 #[test]
+fn a_rollback_does_not_go_to_what_an_earlier_one_left() {
+    let store = Store::new();
+    let ids = three(&store);
+    // The newest was no good.
+    assert_eq!(store.run(["rollback", "m"]).succeeded()["snapshot"], ids[1]);
+    store.run(["release", "m"]).succeeded();
+    store.publish(&torchrec(), &["--run", "r", "--step", "4"]).succeeded();
+    assert_eq!(store.run(["rollback", "m"]).succeeded()["snapshot"], ids[1]);
+    // Somebody found it good after all.
+    store.run(["promote", &format!("m@{}", ids[2])]).succeeded();
+    store.publish(&torchrec(), &["--run", "r", "--step", "5"]).succeeded();
+    assert_eq!(store.run(["rollback", "m"]).succeeded()["snapshot"], ids[2]);
+}
+
+#[test]
 fn a_channel_is_rolled_back_held_promoted_and_released() {
     let store = Store::new();
     let ids = three(&store);

@@ -135,7 +135,7 @@ impl Gate {
             Refusal::over_limit(format!("more than {most} requests a second by this token"), again)
         };
         let wait = self.turns.take(caller.name().to_owned(), now).map_err(refused)?;
-        if now + wait < end { Ok(now + wait) } else { Err(refused(wait)) }
+        if wait.is_zero() || now + wait < end { Ok(now + wait) } else { Err(refused(wait)) }
     }
 }
 
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(full.status().code(), tonic::Code::ResourceExhausted);
         assert!(full.status().message().contains("at once"));
         drop((one, two));
-        gate.place(&caller).unwrap();
+        drop(gate.place(&caller).unwrap());
         let (now, soon) = (Instant::now(), Instant::now() + Duration::from_millis(100));
         for _ in 0..3 {
             assert!(gate.turn(&caller, soon).unwrap() < soon);

@@ -71,9 +71,11 @@ async fn object(
             .status(StatusCode::RANGE_NOT_SATISFIABLE)
             .header(header::CONTENT_RANGE, format!("bytes */{size}"))
             .body(Body::empty()),
-        Condition::Part(from, end) => {
+        Condition::Whole | Condition::Part(..) => {
+            let (from, end) =
+                if let Condition::Part(from, end) = condition { (from, end) } else { (0, size) };
             let mut answer = Response::builder().header(header::CONTENT_LENGTH, end - from);
-            if (from, end) != (0, size) || headers.contains_key(header::RANGE) {
+            if condition != Condition::Whole {
                 let range = format!("bytes {from}-{}/{size}", end.saturating_sub(1));
                 answer = answer.status(StatusCode::PARTIAL_CONTENT).header(header::CONTENT_RANGE, range);
             }
@@ -98,7 +100,7 @@ async fn object(
 }
 
 /// What a request's headers ask for.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Condition {
     /// The caller has it.
     Known,
@@ -106,6 +108,8 @@ enum Condition {
     Other,
     /// Bytes that it has not.
     Outside,
+    /// All of it.
+    Whole,
     /// The bytes from one place up to another.
     Part(u64, u64),
 }
@@ -126,13 +130,13 @@ fn conditions(headers: &HeaderMap, tag: &str, size: u64) -> Condition {
     // Several ranges at once, and what cannot be read, are answered by the whole.
     let Some((from, to)) = range.filter(|range| !range.contains(',')).and_then(|range| range.split_once('-'))
     else {
-        return Condition::Part(0, size);
+        return Condition::Whole;
     };
     let (from, end) = match (from.parse::<u64>(), to.parse::<u64>()) {
         (Ok(from), Ok(to)) if to >= from => (from, to.saturating_add(1).min(size)),
         (Ok(from), _) if to.is_empty() => (from, size),
         (_, Ok(last)) if from.is_empty() => (size.saturating_sub(last), size),
-        _ => return Condition::Part(0, size),
+        _ => return Condition::Whole,
     };
     if from >= end { Condition::Outside } else { Condition::Part(from, end) }
 }
@@ -231,19 +235,18 @@ mod tests {
 
     #[test]
     fn ranges_are_read_as_http_has_them() {
-        assert_eq!(asked(&[]), Condition::Part(0, 100));
+        assert_eq!(asked(&[]), Condition::Whole);
         for (range, from, end) in [
             ("bytes=0-", 0, 100),
             ("bytes=10-19", 10, 20),
             ("bytes=90-200", 90, 100),
             ("bytes=-5", 95, 100),
             ("bytes=-500", 0, 100),
-            ("bytes=5-4", 0, 100),
-            ("bytes=0-1,3-4", 0, 100),
-            ("lines=0-1", 0, 100),
-            ("bytes=x", 0, 100),
         ] {
             assert_eq!(asked(&[("range", range)]), Condition::Part(from, end), "{range}");
+        }
+        for range in ["bytes=5-4", "bytes=--5", "bytes=0-1,3-4", "lines=0-1", "bytes=x"] {
+            assert_eq!(asked(&[("range", range)]), Condition::Whole, "{range}");
         }
         for range in ["bytes=100-", "bytes=200-300", "bytes=-0"] {
             assert_eq!(asked(&[("range", range)]), Condition::Outside, "{range}");
@@ -253,9 +256,9 @@ mod tests {
     #[test]
     fn who_has_it_is_told_so_and_who_wants_another_too() {
         assert_eq!(asked(&[("if-none-match", "\"x\", W/\"t\"")]), Condition::Known);
-        assert_eq!(asked(&[("if-none-match", "\"x\"")]), Condition::Part(0, 100));
+        assert_eq!(asked(&[("if-none-match", "\"x\"")]), Condition::Whole);
         assert_eq!(asked(&[("if-match", "\"x\"")]), Condition::Other);
         assert_eq!(asked(&[("if-match", "\"t\""), ("range", "bytes=5-")]), Condition::Part(5, 100));
-        assert_eq!(asked(&[("if-range", "\"x\""), ("range", "bytes=5-")]), Condition::Part(0, 100));
+        assert_eq!(asked(&[("if-range", "\"x\""), ("range", "bytes=5-")]), Condition::Whole);
     }
 }

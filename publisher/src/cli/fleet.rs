@@ -81,7 +81,15 @@ impl Fleet {
 
     fn show(&self, context: &Context, rows: &[Row]) -> Result<ExitCode> {
         let stale = rows.iter().filter(|row| row.stale).count();
-        let failure = (self.stale_seconds.is_some() && stale > 0).then(|| {
+        let unheard = rows.is_empty() && self.reference.is_some();
+        let failure = (self.stale_seconds.is_some() && (stale > 0 || unheard)).then(|| {
+            if unheard {
+                let message =
+                    "no host that follows it has been heard of in the last ten minutes, or since the API \
+                               began"
+                        .to_owned();
+                return Failure { kind: Kind::Transient, class: "stale", message, exit: Exit::Failed };
+            }
             let what = count(stale as u64, "host");
             let message =
                 format!("{what} of {} out of date, or silent; see the column \"stale\"", rows.len());

@@ -158,7 +158,12 @@ pub(super) fn count(number: u64, what: &str) -> String {
 
 /// Control characters, which a name from outside may not bring to a terminal, as escapes.
 pub(super) fn plain(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    let steers = |c: char| {
+        // Directions, line and paragraph ends: what is shown would not be what was written.
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().flat_map(|c| if steers(c) { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// A size for people.

@@ -13,6 +13,7 @@ use weighbridge_schemas::time::Timestamp;
 use super::Context;
 use super::output::{lines, table};
 use crate::api::tokens::{self, Entry, Role};
+use crate::clock;
 use crate::config::read_text;
 use crate::error::{Failure, Result};
 
@@ -78,12 +79,26 @@ impl Token {
 
 impl New {
     fn run(self, context: &Context) -> Result<()> {
+        if self.expires.is_some_and(|expires| expires <= clock::now()) {
+            return Err(Failure::usage(
+                "--expires: that time has passed; the token would be good for nothing",
+            ));
+        }
+        if self.model.iter().any(String::is_empty) {
+            return Err(Failure::usage(
+                "--model: an empty pattern fits no model; leave it out for all of them",
+            ));
+        }
         let models = (!self.model.is_empty()).then_some(self.model.as_slice());
         let (secret, text) = tokens::new(&self.name, &self.role, models, self.expires)?;
         let _alone = lock(&self.file)?;
         let mut all = if self.file.try_exists().unwrap_or(true) { read(&self.file)? } else { String::new() };
         if tokens::listed(&all)?.iter().any(|entry| entry.name == self.name) {
-            tracing::info!(name = self.name, "there is a token of that name already; now there are two");
+            let name = &self.name;
+            context.output.tell(&format!(
+                "there is a token named {name} already, which stays; `weighbridge token revoke {name} --keep-newest` \
+                 takes it out\n"
+            ));
         }
         if !all.is_empty() && !all.ends_with("\n\n") {
             all.push('\n');
@@ -139,6 +154,7 @@ fn revoke(context: &Context, name: &str, keep_newest: bool, file: &Path) -> Resu
 fn lock(file: &Path) -> Result<fs::File> {
     let failed =
         |error: io::Error| Failure::usage(format!("{}: it cannot be locked: {error}", file.display()));
+    let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_path_buf());
     let folder = match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -150,9 +166,20 @@ fn lock(file: &Path) -> Result<fs::File> {
 
 /// Puts `text` in the file's place in one step: a server must not read half of it.
 fn replace(file: &Path, text: &str) -> Result<()> {
+    // A link goes on pointing where it does.
+    let file = &fs::canonicalize(file).unwrap_or_else(|_| file.to_path_buf());
     let next = file.with_extension(format!("{}.next", std::process::id()));
     let write = || {
         let mut written = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&next)?;
+        // A server that runs as somebody else still may read it.
+        match fs::metadata(file) {
+            Ok(found) => {
+                fchown(&written, Some(found.uid()), Some(found.gid()))?;
+                written.set_permissions(found.permissions())?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
         written.write_all(text.as_bytes())?;
         written.sync_data()?;
         fs::rename(&next, file)

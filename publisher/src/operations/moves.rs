@@ -1,5 +1,6 @@
 //! An operator moves a channel, or keeps it: promote, rollback, hold, release.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 
 use weighbridge_schemas::channel::{ChannelEntry, Reason};
@@ -149,7 +150,8 @@ async fn stay(
 }
 
 /// Where the channel pointed before it was first moved to where it points now: so that a second rollback goes a step
-/// further back, and not forward again to what the first one left. Snapshots that a gate has rejected, or gc has
+/// further back, and not forward again to what the first one left; nor does any to what an earlier one has left, and
+/// nobody put there again. Snapshots that a gate has rejected, or gc has
 /// deleted, are passed over, and so are those that are not signed as demanded.
 async fn before(
     root: &Root,
@@ -159,11 +161,22 @@ async fn before(
 ) -> Result<SnapshotId> {
     let forward = |entry: &ChannelEntry| matches!(entry.reason, Reason::Publish | Reason::Promote);
     let (name, mut is_older, mut rest) = (Channel::new(root, model, channel), false, Some(u64::MAX));
+    // What somebody has gone back from since, and what nobody put there again.
+    let mut left = HashSet::new();
     while let Some(before) = rest {
         let part = name.log_before(before, LOG_PART).await?;
-        for (entry, _) in part.entries.iter().filter(|(entry, _)| forward(entry)) {
+        for (entry, _) in &part.entries {
+            if entry.reason == Reason::Rollback {
+                left.extend(entry.previous.filter(|previous| *previous != entry.snapshot));
+            }
+            if !forward(entry) {
+                continue;
+            }
             if entry.snapshot == latest.snapshot {
                 is_older = true;
+                continue;
+            }
+            if left.contains(&entry.snapshot) {
                 continue;
             }
             // What was collected is no good any more.
