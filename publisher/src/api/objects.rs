@@ -18,7 +18,7 @@ use weighbridge_snapshots::root::Root;
 use weighbridge_snapshots::{layout, manifest};
 
 /// Bytes that are sent at a time.
-pub const PIECE: usize = 256 << 10;
+pub const PIECE: usize = 64 << 10;
 /// Chunks that are loaded into the cache at once.
 const LOADS: usize = 8;
 /// About how many bytes of memory a tensor, and a chunk, take in a manifest that was read.
