@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -29,6 +29,10 @@ struct Orders {
     delay: Duration,
     /// How often all connections were cut.
     cuts: u64,
+    /// How often all connections were made mute.
+    mutes: u64,
+    /// How long a connection may be idle before it is mute.
+    idle: Option<Duration>,
 }
 
 /// What all connections share.
@@ -106,7 +110,9 @@ impl Proxy {
     pub fn pass(&self) {
         self.shared.up.set(None);
         self.shared.down.set(None);
-        self.orders.send_modify(|orders| *orders = Orders { cuts: orders.cuts, ..Orders::default() });
+        self.orders.send_modify(|orders| {
+            *orders = Orders { cuts: orders.cuts, mutes: orders.mutes, ..Orders::default() };
+        });
     }
 
     /// Nothing passes in either direction, not even the end of a connection: a network that drops every packet.
@@ -118,6 +124,17 @@ impl Proxy {
     /// Resets all connections that there are, on both sides.
     pub fn cut(&self) {
         self.orders.send_modify(|orders| orders.cuts += 1);
+    }
+
+    /// All connections that there are hear nothing any more, for ever, and stay open; new ones pass. So does a network
+    /// that has forgotten them.
+    pub fn mute(&self) {
+        self.orders.send_modify(|orders| orders.mutes += 1);
+    }
+
+    /// From now on a connection over which nothing has gone for so long is made mute, as by [`Self::mute`].
+    pub fn mute_idle(&self, after: Duration) {
+        self.orders.send_modify(|orders| orders.idle = Some(after));
     }
 
     /// From now on new connections are reset at once; those that there are stay.
@@ -186,7 +203,7 @@ async fn serve(
             shared.accepted.fetch_add(1, Ordering::SeqCst);
             shared.open.fetch_add(1, Ordering::SeqCst);
             let open = Open(Arc::clone(&shared));
-            tokio::spawn(connection(client, upstream, orders.clone(), now.cuts, open));
+            tokio::spawn(connection(client, upstream, orders.clone(), now, open));
         }
     };
     tokio::select! {
@@ -195,16 +212,47 @@ async fn serve(
     }
 }
 
+/// When something went over a connection last.
+type Heard = Mutex<Instant>;
+
+fn heard(heard: &Heard) -> Instant {
+    *heard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Comes back when a connection that was made under these orders is to hear nothing any more.
+async fn silenced(mut orders: watch::Receiver<Orders>, made: Orders, last: &Heard) {
+    loop {
+        let now = *orders.borrow_and_update();
+        let ends = now.idle.map(|idle| heard(last) + idle);
+        if now.mutes != made.mutes || ends.is_some_and(|ends| ends <= Instant::now()) {
+            return;
+        }
+        let idle = async {
+            match ends {
+                Some(ends) => tokio::time::sleep_until(ends.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = orders.changed() => if changed.is_err() { return },
+            () = idle => {}
+        }
+    }
+}
+
 /// Passes on what `client` and the server say, until one of them ends it or the proxy cuts it.
 async fn connection(
     mut client: TcpStream,
     upstream: SocketAddr,
     mut orders: watch::Receiver<Orders>,
-    cuts: u64,
+    made: Orders,
     open: Open,
 ) {
     let mut cut = orders.clone();
-    let cut = cut.wait_for(|orders| orders.cuts != cuts);
+    // What is waited for must not be kept: it is a lock.
+    let cut = async { drop(cut.wait_for(|orders| orders.cuts != made.cuts).await) };
+    let last = Heard::new(Instant::now());
+    let silenced = silenced(orders.clone(), made, &last);
     let mut server = None;
     let pass = async {
         orders.wait_for(|orders| !orders.drops).await.ok()?;
@@ -212,13 +260,18 @@ async fn connection(
         let _ = (server.set_nodelay(true), client.set_nodelay(true));
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
-        let up = pump(from_client, to_server, orders.clone(), &open.0.up);
-        let down = pump(from_server, to_client, orders.clone(), &open.0.down);
+        let up = pump(from_client, to_server, orders.clone(), &open.0.up, &last);
+        let down = pump(from_server, to_client, orders.clone(), &open.0.down, &last);
         tokio::try_join!(up, down).ok()
     };
+    tokio::pin!(cut);
     let is_reset = tokio::select! {
-        _ = cut => true,
+        () = cut.as_mut() => true,
         _ = pass => false,
+        () = silenced => {
+            cut.await;
+            true
+        }
     };
     // What was passed on arrives even so, unless the connection is reset.
     if is_reset {
@@ -235,10 +288,12 @@ async fn pump(
     mut to: impl AsyncWrite + Unpin,
     mut orders: watch::Receiver<Orders>,
     budget: &Budget,
+    last_heard: &Heard,
 ) -> Result<(), Ended> {
     let mut buffer = vec![0; 64 << 10];
     loop {
         let read = from.read(&mut buffer).await;
+        *last_heard.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let delay = orders.borrow().delay;
         if delay > Duration::ZERO {
             tokio::time::sleep(delay).await;

@@ -9,6 +9,7 @@
     reason = "a test fails by panicking, prints what it measured, and looks at the environment"
 )]
 
+mod api;
 #[path = "../system/binary.rs"]
 #[allow(dead_code, reason = "shared with other tests")]
 mod binary;

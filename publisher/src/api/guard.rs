@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -89,7 +90,7 @@ impl Gate {
     fn caller(&self, request: &Request, peer: SocketAddr) -> Result<Caller, Refusal> {
         let Some(tokens) = &self.tokens else {
             // A page of the web whose name was made to mean this machine sends its own name.
-            return if is_of_this_machine(request) {
+            return if is_of_this_machine(request.uri(), request.headers()) {
                 Ok(Caller::local())
             } else {
                 let why = "without tokens only requests to localhost, or to an IP address, are answered";
@@ -176,6 +177,9 @@ async fn admitted(
     let caller = gate.caller(&request, peer)?;
     if let Some(connection) = connection {
         connection.known.notify_one();
+    }
+    if !is_rpc && !request.uri().path().starts_with("/v1/") {
+        return Err(Refusal::nothing("there is nothing at this path"));
     }
     let place = gate.place(&caller)?;
     let began = Instant::now();
@@ -272,12 +276,12 @@ async fn in_our_words(response: Response) -> Response {
 }
 
 /// Whether what the request calls this server is a name that no page of the web can have.
-fn is_of_this_machine(request: &Request) -> bool {
-    let named = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or_default());
-    let Some(named) = request.uri().authority().map(|authority| authority.as_str()).or(named) else {
+pub(super) fn is_of_this_machine(uri: &Uri, headers: &HeaderMap) -> bool {
+    let named = headers.get(header::HOST).map(|host| host.to_str().unwrap_or_default());
+    let Some(named) = uri.authority().map(|authority| authority.as_str()).or(named) else {
         return true;
     };
-    let Ok(authority) = named.parse::<axum::http::uri::Authority>() else { return false };
+    let Ok(authority) = named.parse::<Authority>() else { return false };
     let host = authority.host();
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
@@ -298,7 +302,7 @@ pub(super) fn is_rpc(headers: &HeaderMap) -> bool {
 }
 
 /// How long the caller will wait, as gRPC has it: up to eight digits, and a unit.
-fn deadline(headers: &HeaderMap) -> Option<Duration> {
+pub(super) fn deadline(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 {
@@ -380,11 +384,8 @@ mod tests {
     #[test]
     fn without_tokens_only_names_of_this_machine_are_answered() {
         let of = |uri: &str, host: Option<&str>| {
-            let mut request = Request::builder().uri(uri);
-            if let Some(host) = host {
-                request = request.header(header::HOST, host);
-            }
-            is_of_this_machine(&request.body(Body::empty()).unwrap())
+            let headers = host.map(|host| (header::HOST, host.parse().unwrap())).into_iter().collect();
+            is_of_this_machine(&uri.parse().unwrap(), &headers)
         };
         for good in ["localhost", "LOCALHOST:7461", "127.0.0.1", "127.0.0.1:1", "[::1]:7461", "10.0.0.1"] {
             assert!(of("/v1", Some(good)), "{good}");

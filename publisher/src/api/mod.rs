@@ -15,6 +15,7 @@
 //! | [`snapshots`], [`rows`] | the service `Snapshots` |
 //! | [`deeds`] | changes that callers ask for, carried out to their end |
 //! | [`publishing`], [`operating`], [`fleet`] | the services `Publishing`, `Operating`, `Fleet` |
+//! | `fuzzing` | what must hold of requests (for fuzz targets and tests) |
 //! | [`web`] | the same over plain HTTP |
 
 pub mod answers;
@@ -22,6 +23,8 @@ pub mod audit;
 pub mod deeds;
 pub mod events;
 pub mod fleet;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod guard;
 pub mod hub;
 pub mod listen;

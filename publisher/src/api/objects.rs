@@ -18,7 +18,7 @@ use weighbridge_snapshots::root::Root;
 use weighbridge_snapshots::{layout, manifest};
 
 /// Bytes that are sent at a time.
-pub const PIECE: usize = 256 << 10;
+pub const PIECE: usize = 64 << 10;
 /// Chunks that are loaded into the cache at once.
 const LOADS: usize = 8;
 /// Look-ups of rows at once; fewer than loads, so that hosts that fetch are not kept waiting by them.

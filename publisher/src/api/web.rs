@@ -101,7 +101,7 @@ async fn object(
 
 /// What a request's headers ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Condition {
+pub(super) enum Condition {
     /// The caller has it.
     Known,
     /// The caller wants it only if it is something else.
@@ -114,7 +114,8 @@ enum Condition {
     Part(u64, u64),
 }
 
-fn conditions(headers: &HeaderMap, tag: &str, size: u64) -> Condition {
+/// What `headers` ask for of an object of this tag and size.
+pub(super) fn conditions(headers: &HeaderMap, tag: &str, size: u64) -> Condition {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let names = |list: &str| {
         list.split(',').map(str::trim).any(|one| one == "*" || one.trim_start_matches("W/") == tag)
