@@ -13,6 +13,7 @@
 mod broker;
 mod compose;
 mod container;
+mod documents;
 mod kubernetes;
 mod prometheus;
 mod promql;
