@@ -19,6 +19,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout_at};
 
 use super::answers::Refusal;
+use super::shares::Shares;
 use super::tokens::{Caller, Tokens};
 use super::turns::Turns;
 use crate::metrics::api::Api as Figures;
@@ -32,6 +33,9 @@ const BAD_A_SECOND: NonZeroU32 = NonZeroU32::MIN.saturating_add(4);
 const BAD_AT_ONCE: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
 /// Paths that are answered to anybody: they tell of the server's health, and nothing of the store.
 const OPEN: [&str; 3] = ["/live", "/ready", "/grpc.health.v1.Health/"];
+/// Requests of one caller, and of all who are not known, whose answers have not begun; more wait. Each may take as much
+/// memory as the largest message has bytes.
+const AT_HAND: usize = 96;
 /// Longest reason of a request that makes no sense, in bytes.
 const REASON_BYTES: usize = 1024;
 
@@ -63,6 +67,10 @@ pub struct Gate {
     turns: Turns<String>,
     bad: Turns<IpAddr>,
     places: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// Requests of one caller whose answers have not begun: what has come of their messages is in memory.
+    hands: Shares,
+    /// The same of what is answered to anybody.
+    open: Semaphore,
     figures: Arc<Figures>,
 }
 
@@ -77,6 +85,8 @@ impl Gate {
             turns: Turns::new(a_second, a_second, PATIENCE),
             bad: Turns::new(BAD_A_SECOND, BAD_AT_ONCE, Duration::ZERO),
             places: Mutex::default(),
+            hands: Shares::new(AT_HAND),
+            open: Semaphore::new(AT_HAND),
             figures,
         }
     }
@@ -166,7 +176,11 @@ async fn admitted(
 ) -> Result<Response, Refusal> {
     let path = request.uri().path();
     if OPEN.iter().any(|open| path.starts_with(open)) {
-        return Ok(next.run(request).await);
+        let answer = async {
+            let _hand = gate.open.acquire().await;
+            next.run(request).await
+        };
+        return timeout_at(Instant::now() + PATIENCE, answer).await.map_err(|_| Refusal::too_late());
     }
     // Only browsers send one, and no page of the web has business here.
     if request.headers().contains_key(header::ORIGIN) {
@@ -187,8 +201,10 @@ async fn admitted(
     let end = began + asked.unwrap_or(LONGEST).min(LONGEST);
     let turn = gate.turn(&caller, end)?;
     request.extensions_mut().insert(caller.clone());
+    let hands = gate.hands.of(caller.name());
     let answer = async {
         sleep_until(turn).await;
+        let _hand = hands.acquire_owned().await;
         next.run(request).await
     };
     let response = timeout_at(end, answer).await.map_err(|_| Refusal::too_late())?;
