@@ -174,7 +174,8 @@ impl Collector for Last {
         let behind = u64::from(status.state == HostState::Behind);
         shown.number("host_behind", "Whether what is wanted cannot be had at present", Some(behind))?;
         shown.number("host_attempts", "Attempts since the last success", Some(status.attempts))?;
-        let age = serving.map(|target| since(target.created_at));
+        // Without an entry nothing tells when the checkpoint was written.
+        let age = serving.filter(|target| target.sequence > 0).map(|target| since(target.created_at));
         shown.seconds("host_age", "How long ago the checkpoint was written that is served", age)?;
         let silence = status.heard_at.map(since);
         shown.seconds("host_silence", "How long ago the source of snapshots answered last", silence)

@@ -48,13 +48,14 @@ pub struct HostStatus {
     /// Since when it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving_since: Option<Timestamp>,
-    /// How old what is served is: from its checkpoint's time stamp to [`Self::updated_at`], in seconds.
+    /// How old what is served is: from its checkpoint's time stamp to [`Self::updated_at`], in
+    /// seconds. Absent where that time is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_seconds: Option<u64>,
     /// The versions that lie in the folder, complete; the newest [`limits::HOST_VERSIONS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held: Vec<SnapshotId>,
-    /// How often what is wanted has been tried without success.
+    /// Failures since the last success, whatever was wanted.
     #[serde(default)]
     pub attempts: u64,
     /// What went wrong last, since the last success.

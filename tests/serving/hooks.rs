@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::binary::Store;
-use crate::follower::{Checkpoint, Host, serves};
+use crate::follower::{Checkpoint, Host, serves, versions};
 
 /// A store with a model, and a command that writes down what it is run for.
 struct Scene {
@@ -254,4 +254,98 @@ fn a_follower_that_is_told_to_stop_ends_the_swap_that_it_is_at() {
     assert_eq!(host.terminate(), Some(0));
     assert!(scene.file("end").try_exists().unwrap(), "the command came to its end");
     assert_eq!(serves(&host.into), Some(first));
+}
+
+#[test]
+fn what_is_gone_back_to_is_not_served_well_before_the_command_says_so() {
+    let mut scene = Scene::new();
+    let ill = scene.file("ill");
+    let after = scene.command("after", &format!("test ! -e {}", ill.display()));
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_current(&first);
+    std::fs::write(&ill, "").unwrap();
+    scene.publish();
+    host.until_behind("hook_failed");
+    scene.store.run(["rollback", "m"]).succeeded();
+    let status = host.until("the first is wanted, and its command fails", |status| {
+        status["wanted"]["snapshot"] == *first && status["attempts"].as_u64() >= Some(3)
+    });
+    assert_eq!((&status["state"], &status["last_error"]["class"]), (&"behind".into(), &"hook_failed".into()));
+    // Who comes after knows it too.
+    host.kill();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_behind("hook_failed");
+    assert!(host.lines().iter().all(|line| line["state"] != "current"), "{:?}", host.lines());
+    std::fs::remove_file(&ill).unwrap();
+    host.until_current(&first);
+    assert_eq!(scene.log().last().unwrap()[1], first);
+}
+
+#[test]
+fn a_command_that_fails_for_what_was_fetched_again_in_place_is_tried_again() {
+    let mut scene = Scene::new();
+    let ill = scene.file("ill");
+    let after = scene.command("after", &format!("test ! -e {}", ill.display()));
+    let first = scene.publish();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until_current(&first);
+    assert_eq!(host.terminate(), Some(0));
+    let file = host.into.join("versions").join(&first).join("model.safetensors");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::write(&file, "damaged").unwrap();
+    std::fs::write(&ill, "").unwrap();
+    let mut host = Host::start(&scene.store, &["--exec", &after]);
+    host.until("it was tried twice", |status| {
+        status["attempts"].as_u64() >= Some(2) && status["last_error"]["class"] == "hook_failed"
+    });
+    assert_eq!(serves(&host.into), Some(first.clone()), "it is served meanwhile");
+    std::fs::remove_file(&ill).unwrap();
+    host.until_current(&first);
+}
+
+#[test]
+fn versions_that_a_command_says_no_to_do_not_pile_up_and_failures_add_up() {
+    for option in ["--exec", "--exec-before"] {
+        let mut scene = Scene::new();
+        let ill = scene.file("ill");
+        let command = scene.command("command", &format!("test ! -e {}", ill.display()));
+        let first = scene.publish();
+        let mut host = Host::start(&scene.store, &[option, &command]);
+        host.until_current(&first);
+        std::fs::write(&ill, "").unwrap();
+        let mut attempts = 0;
+        for _ in 0..5 {
+            let newest = scene.publish();
+            let status = host.until("it is tried in vain", |status| {
+                status["wanted"]["snapshot"] == *newest && status["attempts"].as_u64() > Some(attempts)
+            });
+            attempts = status["attempts"].as_u64().unwrap();
+            let held = versions(&host.into);
+            assert!(held.len() <= 3 && held.contains(&first), "{option}: {held:?}");
+        }
+        assert!(attempts >= 5, "{option}: {attempts}");
+        std::fs::remove_file(&ill).unwrap();
+        host.until("it is served at last", |status| status["state"] == "current" && status["attempts"] == 0);
+    }
+}
+
+#[test]
+fn a_folder_that_serves_another_model_is_refused() {
+    let mut scene = Scene::new();
+    let first = scene.publish();
+    let checkpoint = scene.file("checkpoint.safetensors");
+    let publish = ["publish", checkpoint.to_str().unwrap(), "--model", "other", "--step", "1"];
+    scene.store.run(publish).succeeded();
+    let mut host = Host::start(&scene.store, &[]);
+    host.until_current(&first);
+    assert_eq!(host.terminate(), Some(0));
+    let into = host.into.to_str().unwrap().to_owned();
+    for more in [&["--follow"][..], &[]] {
+        let command = [&["fetch", "other", "--into", &into], more].concat();
+        let error = scene.store.run(command).failed(1);
+        assert!(error.to_string().contains("another folder"), "{error}");
+    }
+    assert_eq!(serves(&host.into), Some(first.clone()));
+    assert_eq!(versions(&host.into), [first]);
 }

@@ -59,7 +59,7 @@ pub(super) struct FollowOptions {
     /// swapped, and it is tried again later [default: none].
     #[arg(long, value_name = "COMMAND", requires = "follow")]
     exec_before: Option<String>,
-    /// How long a command may take before it is killed with all that it started, in seconds [default: 60].
+    /// How long a command may take before it is killed with its process group, in seconds [default: 60].
     #[arg(long, value_name = "SECONDS", requires = "follow")]
     exec_seconds: Option<u64>,
     /// How many versions stay in DIR/versions: what is served, and what was before [default: 2].
@@ -310,7 +310,9 @@ fn line(status: &HostStatus) -> String {
         || "nothing".to_owned(),
         |serving| {
             let age = between(serving.created_at, clock::now()).as_secs();
-            format!("{}, {age} s old", shown(serving))
+            // Without an entry nothing tells when the checkpoint was written.
+            let age = if serving.sequence == 0 { "of unknown age".into() } else { format!("{age} s old") };
+            format!("{}, {age}", shown(serving))
         },
     );
     let wanted = status

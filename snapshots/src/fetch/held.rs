@@ -76,7 +76,7 @@ impl Others {
 }
 
 /// What a version says of itself.
-fn manifest(version: &Path) -> io::Result<SnapshotManifest> {
+pub(super) fn manifest(version: &Path) -> io::Result<SnapshotManifest> {
     let other = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
     let found = fs::symlink_metadata(version)?;
     if !found.is_dir() {

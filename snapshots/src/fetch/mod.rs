@@ -28,6 +28,7 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::snapshot::SnapshotManifest;
 
 use crate::error::{Class, Result, StoreError};
@@ -110,7 +111,7 @@ impl Limits {
 /// before counts for nothing.
 ///
 /// # Errors
-/// [`Class::Integrity`] where anything in the store is not what its name says, or a channel went back: then
+/// [`Class::Refused`] where another model's snapshot is served out of the folder. [`Class::Integrity`] where anything in the store is not what its name says, or a channel went back: then
 /// `folder` is as it was. [`Class::DiskFull`] before the first byte where the disk has
 /// no room. Else as the store or the folder fails.
 pub async fn fetch(
@@ -122,6 +123,8 @@ pub async fn fetch(
     progress: &dyn Progress,
 ) -> Result<Fetched> {
     let lock = folder.lock().await?;
+    let model = located.model.clone();
+    apart(&located.snapshot, (folder, &lock), move |folder, _| check_model(folder, &model)).await?;
     let (mut located, seen) = checked(root, located, folder, forget).await?;
     let id = located.snapshot;
     let found = match located.manifest.take() {
@@ -141,6 +144,25 @@ pub async fn fetch(
         apart(&id, (folder, &lock), note).await?;
     }
     Ok(fetched)
+}
+
+/// Refuses a folder out of which another model is served: whoever opens `current` there counts on that one.
+pub(crate) fn check_model(folder: &Folder, model: &ModelName) -> Result<()> {
+    let Some(id) = folder.points_at() else { return Ok(()) };
+    // One that cannot be read is damaged, and is put right by a fetch.
+    match held::manifest(&folder.version(&id)) {
+        Ok(manifest) if manifest.model != *model => Err(taken(folder, &manifest.model, "current")),
+        _ => Ok(()),
+    }
+}
+
+/// The folder is another model's, as the file `by` says.
+pub(crate) fn taken(folder: &Folder, model: &ModelName, by: &str) -> StoreError {
+    let why = format!(
+        "{by} says that model {model} is served out of it; name another folder, or, where nobody needs that one here \
+         any more, remove current and .followed.json in it"
+    );
+    StoreError::new(Class::Refused, folder.path().display(), why)
 }
 
 /// What is to be fetched now that nobody else works in the folder; and what was seen before.

@@ -196,8 +196,6 @@ impl Shown {
         let before = self.status.wanted.as_ref().map_or(0, |wanted| wanted.sequence);
         if before < entry.sequence {
             self.status.wanted = Some(target(entry));
-            // Nobody has tried this one yet.
-            self.work.count = 0;
         }
     }
 
@@ -217,7 +215,9 @@ impl Shown {
         status.attempts = troubles.iter().map(|trouble| trouble.count).sum();
         (status.last_error, status.last_error_at) = last.unzip();
         status.updated_at = now;
-        status.age_seconds = status.serving.as_ref().map(|serving| {
+        // Without an entry nothing tells when the checkpoint was written.
+        let known = status.serving.as_ref().filter(|serving| serving.sequence > 0);
+        status.age_seconds = known.map(|serving| {
             now.nanoseconds().saturating_sub(serving.created_at.nanoseconds()) / 1_000_000_000
         });
         status.state = match (&status.wanted, &status.serving) {
@@ -353,7 +353,18 @@ mod tests {
         board.heard();
         assert_eq!(board.status().wanted, Some(target(&entry(2))));
         assert_eq!((board.status().state, board.status().attempts), (HostState::Behind, 1));
-        board.serves(Some((target(&entry(2)), now())), vec![], true);
+        board.came(&entry(3));
+        fails(Part::Work);
+        assert_eq!(
+            board.status().attempts,
+            2,
+            "failures are counted since the last success, whatever was wanted"
+        );
+        let unknown = Target { sequence: 0, ..target(&entry(2)) };
+        board.serves(Some((unknown, now())), vec![], true);
+        assert_eq!(board.status().age_seconds, None, "nobody knows when its checkpoint was written");
+        board.serves(Some((target(&entry(3)), now())), vec![], true);
+        assert!(board.status().age_seconds.is_some());
         board.well();
         assert_eq!((board.status().state, board.status().last_error), (HostState::Current, None));
     }

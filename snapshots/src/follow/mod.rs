@@ -21,7 +21,7 @@
 //! Order of a swap: the version is complete and verified; the command that is run before succeeds; the note says that a
 //! swap is under way; `current` flips; the command that is run after succeeds; the note says what is served; versions
 //! that are too many go. Where that command fails `current` goes back to what was served before, or away where nothing
-//! was, and the command is run for that. A crash anywhere leaves a note from which the next follower goes on: a command
+//! was, and the command is run for that; where it fails for that too, it is run again until it succeeds for what is served. A crash anywhere leaves a note from which the next follower goes on: a command
 //! that was not seen to succeed is run again.
 //!
 //! A version that was verified to the last byte in this folder, and whose files have the same sizes, numbers and times
@@ -52,7 +52,7 @@ use weighbridge_schemas::names::{ChannelName, ModelName};
 
 use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
-use crate::fetch::{Fetched, Folder, Limits, Lock};
+use crate::fetch::{self, Fetched, Folder, Limits, Lock};
 use crate::root::Root;
 use crate::watch::{Told, Watch};
 
@@ -142,7 +142,7 @@ impl Follower {
     /// Whoever follows a channel into the folder at `path`.
     ///
     /// # Errors
-    /// [`Class::Conflict`] where somebody else follows into it; else as the folder fails.
+    /// [`Class::Conflict`] where somebody else follows into it; [`Class::Refused`] where it is another model's; else as the folder fails.
     pub async fn new(
         path: &Path,
         durability: Durability,
@@ -159,8 +159,9 @@ impl Follower {
             return Err(StoreError::new(Class::Conflict, path.display(), why));
         };
         let alone = alone?;
+        let note = Note::read(&folder, &following.model, &following.channel)?;
+        fetch::check_model(&folder, &following.model)?;
         versions::clear_removed(&folder);
-        let note = Note::read(&folder, &format!("{}@{}", following.model, following.channel));
         let board = Arc::new(Board::new(folder.clone(), blank(&path, &following), listener));
         let work = Work::new(folder, following, note, Arc::clone(&board));
         work.show();

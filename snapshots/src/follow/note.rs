@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use weighbridge_schemas::host::Target;
 use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::names::{ChannelName, ModelName};
 use weighbridge_schemas::time::Timestamp;
 
 use crate::disk::open_regular;
 use crate::error::{Result, StoreError};
-use crate::fetch::Folder;
+use crate::fetch::{Folder, taken};
 
 /// The note's name in the folder.
 const NAME: &str = ".followed.json";
@@ -32,6 +33,10 @@ pub(super) struct Note {
     /// A swap that is not over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pending: Option<Pending>,
+    /// What `current` points at may not be served well: the command that is run after a swap was not seen to succeed
+    /// for what lies there now.
+    #[serde(default)]
+    pub(super) is_doubtful: bool,
     /// What was served, the newest first.
     #[serde(default)]
     pub(super) history: Vec<SnapshotId>,
@@ -83,6 +88,7 @@ impl Note {
             of: of.to_owned(),
             serving: None,
             pending: None,
+            is_doubtful: false,
             history: Vec::new(),
             verified: BTreeMap::new(),
         }
@@ -90,7 +96,11 @@ impl Note {
 
     /// The folder's note; an empty one where there is none, or another channel was followed. One that cannot be read
     /// is forgotten: what lies there is verified again then, and the command run again.
-    pub(super) fn read(folder: &Folder, of: &str) -> Self {
+    ///
+    /// # Errors
+    /// [`crate::error::Class::Refused`] where another model was followed.
+    pub(super) fn read(folder: &Folder, model: &ModelName, channel: &ChannelName) -> Result<Self> {
+        let of = &format!("{model}@{channel}");
         let path = folder.path().join(NAME);
         let read = || {
             let mut text = String::new();
@@ -98,10 +108,16 @@ impl Note {
             file.take(BYTES).read_to_string(&mut text)?;
             Ok(serde_json::from_str::<Self>(&text)?)
         };
-        match read() {
-            Ok(note) if note.of == of => note,
-            // What was verified was verified, whatever led there.
-            Ok(note) => Self { verified: note.verified, ..Self::new(of) },
+        Ok(match read() {
+            Ok(note) if note.of == *of => note,
+            Ok(note) => {
+                let other = note.of.split('@').next().and_then(|other| other.parse::<ModelName>().ok());
+                if let Some(other) = other.filter(|other| other != model) {
+                    return Err(taken(folder, &other, NAME));
+                }
+                // What was verified was verified, whatever led there.
+                Self { verified: note.verified, ..Self::new(of) }
+            }
             Err(error) => {
                 let error: io::Error = error;
                 if error.kind() != io::ErrorKind::NotFound {
@@ -109,7 +125,7 @@ impl Note {
                 }
                 Self::new(of)
             }
-        }
+        })
     }
 
     /// Writes the note, durably where that is wanted.
@@ -119,10 +135,14 @@ impl Note {
         written.map_err(|error| StoreError::io(folder.path().join(NAME).display(), &error))
     }
 
+    /// Whether no command is to be run, nor to be run again.
+    pub(super) fn is_over(&self) -> bool {
+        self.pending.is_none() && !self.is_doubtful
+    }
+
     /// Whether this snapshot is served, and the command succeeded for it.
     pub(super) fn serves(&self, snapshot: SnapshotId) -> bool {
-        self.pending.is_none()
-            && self.serving.as_ref().is_some_and(|served| served.target.snapshot == snapshot)
+        self.is_over() && self.serving.as_ref().is_some_and(|served| served.target.snapshot == snapshot)
     }
 
     /// The swap is over: `served` is served.
@@ -130,7 +150,7 @@ impl Note {
         let snapshot = served.target.snapshot;
         self.history.retain(|id| *id != snapshot);
         self.history.insert(0, snapshot);
-        (self.serving, self.pending) = (Some(served), None);
+        (self.serving, self.pending, self.is_doubtful) = (Some(served), None, false);
     }
 }
 
@@ -138,12 +158,16 @@ impl Note {
 mod tests {
     use super::*;
     use crate::disk::Durability;
+    use crate::error::Class;
 
     #[test]
     fn a_note_is_kept_for_its_channel_and_a_damaged_one_forgotten() {
         let at = tempfile::tempdir().unwrap();
         let folder = Folder::open(at.path(), Durability::Synced).unwrap();
-        assert_eq!(Note::read(&folder, "m@prod"), Note::new("m@prod"));
+        let read = |model: &str, channel: &str| {
+            Note::read(&folder, &model.parse().unwrap(), &channel.parse().unwrap())
+        };
+        assert_eq!(read("m", "prod").unwrap(), Note::new("m@prod"));
         let time = Timestamp::from_nanoseconds(0);
         let target = |name: &[u8]| Target {
             snapshot: SnapshotId::of(name),
@@ -162,11 +186,17 @@ mod tests {
         note.verified.insert(SnapshotId::of(b"a"), "stamp".into());
         note.pending = Some(Pending { step: Step::After, target: target(b"c"), previous: None });
         assert!(!note.serves(SnapshotId::of(b"a")));
+        (note.pending, note.is_doubtful) = (None, true);
+        assert!(!note.serves(SnapshotId::of(b"a")), "its command failed");
+        note.served(Served { target: target(b"a"), since: time });
+        assert!(note.serves(SnapshotId::of(b"a")));
         note.write(&folder).unwrap();
-        assert_eq!(Note::read(&folder, "m@prod"), note);
-        let other = Note::read(&folder, "m@canary");
+        assert_eq!(read("m", "prod").unwrap(), note);
+        let error = read("other", "prod").unwrap_err();
+        assert!(error.class() == Class::Refused && error.to_string().contains("another folder"), "{error}");
+        let other = read("m", "canary").unwrap();
         assert_eq!((other.serving, other.pending, other.verified), (None, None, note.verified));
         std::fs::write(at.path().join(NAME), "{").unwrap();
-        assert_eq!(Note::read(&folder, "m@prod"), Note::new("m@prod"));
+        assert_eq!(read("m", "prod").unwrap(), Note::new("m@prod"));
     }
 }

@@ -80,14 +80,15 @@ pub(super) fn stamp(
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Keeps the `keep` versions that were served last, and removes all others: each goes out of sight as a whole before
-/// the first of its files is removed. The folder's lock is held.
-pub(super) fn keep(folder: &Folder, note: &mut Note, keep: usize) -> Result<()> {
+/// Keeps the `keep` versions that were served last, what is served, and the `wanted` one, and removes all others: each
+/// goes out of sight as a whole before the first of its files is removed. The folder's lock is held, and no swap is
+/// under way.
+pub(super) fn keep(folder: &Folder, note: &mut Note, keep: usize, wanted: Option<SnapshotId>) -> Result<()> {
     note.history.truncate(keep.max(1));
     let served = folder.points_at();
     let mut removed = Ok(());
     for id in held(folder, note) {
-        if !note.history.contains(&id) && served != Some(id) {
+        if !note.history.contains(&id) && served != Some(id) && wanted != Some(id) {
             note.verified.remove(&id);
             removed = removed.and(take_away(folder, id));
         }
@@ -154,8 +155,8 @@ mod tests {
         note.history = vec![ids[2], ids[0], ids[1]];
         note.verified = ids.iter().map(|id| (*id, String::new())).collect();
         assert_eq!(held(&folder, &note)[..3], [ids[2], ids[0], ids[1]]);
-        keep(&folder, &mut note, 2).unwrap();
-        let left = BTreeSet::from([ids[0], ids[2], ids[5]]);
+        keep(&folder, &mut note, 2, Some(ids[3])).unwrap();
+        let left = BTreeSet::from([ids[0], ids[2], ids[3], ids[5]]);
         assert_eq!(held(&folder, &note).into_iter().collect::<BTreeSet<_>>(), left);
         assert_eq!(note.verified.into_keys().collect::<BTreeSet<_>>(), left);
         assert!(folder.versions().join("theirs").is_dir(), "what is no version is somebody else's");

@@ -137,7 +137,7 @@ impl Work {
             Some(noted) if noted.target.snapshot == id => Some((noted.target.clone(), noted.since)),
             _ => versions::target_of(&self.folder, id).map(|target| (target.clone(), target.when)),
         });
-        self.board.serves(serving, versions::held(&self.folder, &self.note), self.note.pending.is_none());
+        self.board.serves(serving, versions::held(&self.folder, &self.note), self.note.is_over());
     }
 
     /// Comes back when something else is to be done, or `current` does not point where it has to any more.
@@ -162,21 +162,68 @@ impl Work {
             () = orders.stopped() => return Ok(Came::Overruled),
         };
         self.settle(&lock).await?;
-        let Some(wanted) = wanted else { return Ok(Came::Served) };
+        let Some(wanted) = wanted else {
+            self.mend(&lock).await?;
+            return Ok(Came::Served);
+        };
+        match self.approach(wanted, orders, &lock).await {
+            Ok(Some(came)) => return Ok(came),
+            Ok(None) => {}
+            Err(error) => {
+                return Err(match self.mend(&lock).await {
+                    Ok(()) => error,
+                    Err(beside) => error.and(&beside),
+                });
+            }
+        }
+        self.swap(&wanted.entry, &lock).await?;
+        Ok(Came::Served)
+    }
+
+    /// Whatever has to be done before `current` may be flipped to what is wanted; what the attempt came to, where it is
+    /// over with that.
+    async fn approach(&mut self, wanted: &Wanted, orders: &mut Orders, lock: &Lock) -> Result<Option<Came>> {
         let entry = &wanted.entry;
-        self.believe(entry, &lock).await?;
-        let is_there = self.is_there(wanted, &lock).await?;
+        self.believe(entry, lock).await?;
+        let is_there = self.is_there(wanted, lock).await?;
         let is_served = self.note.serves(entry.snapshot) && self.folder.points_at() == Some(entry.snapshot);
         if is_there && is_served {
-            self.rename(entry, &lock).await?;
-            return Ok(Came::Served);
+            self.rename(entry, lock).await?;
+            return Ok(Some(Came::Served));
         }
+        // Those that a command said no to may not pile up.
+        self.clear_up(Some(entry.snapshot), lock).await?;
         tokio::select! {
-            ready = Box::pin(self.make_ready(wanted, is_there, &lock)) => ready?,
-            () = orders.overruled(entry) => return Ok(Came::Overruled),
+            ready = Box::pin(self.make_ready(wanted, is_there, lock)) => ready?,
+            () = orders.overruled(entry) => return Ok(Some(Came::Overruled)),
         }
-        self.swap(entry, &lock).await?;
-        Ok(Came::Served)
+        Ok(None)
+    }
+
+    /// Where the command failed for what is served too, runs it for that once more.
+    async fn mend(&mut self, lock: &Lock) -> Result<()> {
+        let Some(id) = self.folder.points_at().filter(|_| self.note.is_doubtful) else { return Ok(()) };
+        self.run_again(id, None).await?;
+        self.remember(lock, |note| note.is_doubtful = false).await?;
+        self.show();
+        Ok(())
+    }
+
+    /// Removes versions that are too many, but for the `wanted` one.
+    async fn clear_up(&mut self, wanted: Option<SnapshotId>, lock: &Lock) -> Result<()> {
+        let (mut note, keep) = (self.note.clone(), self.following.keep);
+        let any = SnapshotId::from_bytes([0; 32]);
+        let kept = fetch::apart(&any, (&self.folder, lock), move |folder, _| {
+            let kept = versions::keep(folder, &mut note, keep, wanted);
+            Ok((note, kept))
+        });
+        let (note, kept) = kept.await?;
+        self.note = note;
+        if let Err(error) = kept {
+            tracing::warn!(%error, "an old version is not removed");
+        }
+        self.show();
+        Ok(())
     }
 
     /// Goes on with a swap that is not over.
@@ -271,7 +318,13 @@ impl Work {
             stamp.map_err(|error| StoreError::io(folder.version(id).display(), &error))
         });
         let stamp = stamp.await?;
-        self.remember(lock, |note| drop(note.verified.insert(id, stamp))).await
+        let is_served = self.folder.points_at() == Some(id);
+        let change = |note: &mut Note| {
+            note.verified.insert(id, stamp);
+            // Its files are others than those that the command was run for.
+            note.is_doubtful |= is_served;
+        };
+        self.remember(lock, change).await
     }
 
     /// Flips `current`, and has the command that is run after it succeed.
@@ -306,18 +359,7 @@ impl Work {
         if previous != Some(snapshot) {
             self.board.tell(&Event::Swapped);
         }
-        let (mut note, keep) = (self.note.clone(), self.following.keep);
-        let kept = fetch::apart(&snapshot, (&self.folder, lock), move |folder, _| {
-            let kept = versions::keep(folder, &mut note, keep);
-            Ok((note, kept))
-        });
-        let (note, kept) = kept.await?;
-        self.note = note;
-        if let Err(error) = kept {
-            tracing::warn!(%error, "an old version is not removed");
-        }
-        self.show();
-        Ok(())
+        self.clear_up(None, lock).await
     }
 
     /// Since when this snapshot is served, which is served now.
@@ -331,28 +373,35 @@ impl Work {
     /// Goes back to what was served before a swap whose command failed.
     async fn restore(&mut self, pending: Pending, lock: &Lock) -> Result<()> {
         let Pending { target, previous, .. } = pending.clone();
-        self.remember(lock, |note| note.pending = Some(pending)).await?;
+        let change = |note: &mut Note| (note.pending, note.is_doubtful) = (Some(pending), true);
+        self.remember(lock, change).await?;
         let previous = previous.filter(|id| self.folder.version(id).is_dir());
         let mut restored = Ok(());
+        let mut is_doubtful = false;
         if let Some(id) = previous.filter(|id| *id != target.snapshot) {
             fetch::apart(&id, (&self.folder, lock), Folder::flip).await?;
             self.show();
-            restored = self.run_again(id, target.snapshot).await;
+            restored = self.run_again(id, Some(target.snapshot)).await;
+            is_doubtful = restored.is_err();
         } else if previous.is_none() {
             fetch::apart(&target.snapshot, (&self.folder, lock), |folder, _| folder.unlink_current()).await?;
+        } else {
+            // It was served before, and there is nothing to go back to.
+            is_doubtful = true;
         }
-        self.remember(lock, |note| note.pending = None).await?;
+        let change = |note: &mut Note| (note.pending, note.is_doubtful) = (None, is_doubtful);
+        self.remember(lock, change).await?;
         self.show();
         restored
     }
 
     /// Runs the command for what is served again.
-    async fn run_again(&self, id: SnapshotId, failed: SnapshotId) -> Result<()> {
+    async fn run_again(&self, id: SnapshotId, failed: Option<SnapshotId>) -> Result<()> {
         let Some(command) = &self.following.hooks.after else { return Ok(()) };
         let noted = self.note.serving.as_ref().map(|served| &served.target);
         let target = noted.filter(|target| target.snapshot == id).cloned();
         let Some(target) = target.or_else(|| versions::target_of(&self.folder, id)) else { return Ok(()) };
-        let about = self.about(Phase::Restore, &target, Some(failed));
+        let about = self.about(Phase::Restore, &target, failed);
         hook::run(command, &about, self.following.hooks.limit).await
     }
 
