@@ -143,7 +143,7 @@ fn token_file(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let Ok(entries) = tokens::listed(text) else { return };
     for entry in &entries {
-        let (rest, gone) = tokens::without(text, &entry.name).expect("what was listed can be taken out");
+        let (rest, gone) = tokens::without(text, &entry.name, false).expect("what was listed can be taken out");
         let left = tokens::listed(&rest).expect("what is left is a file of tokens");
         assert!(gone > 0 && gone + left.len() == entries.len());
         assert!(left.iter().all(|other| other.name != entry.name && entries.contains(other)));
