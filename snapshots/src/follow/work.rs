@@ -75,8 +75,8 @@ impl Orders {
         }
     }
 
-    /// Comes back when what has begun must not be ended: it is time to stop, or an operator moved the channel. A
-    /// publish that comes in between waits: were each of them to end the one before, a host whose fetches take longer
+    /// Comes back when what has begun is not to be gone on with: it is time to stop, or an operator moved the channel.
+    /// A publish that comes in between waits: were each of them to end the one before, a host whose fetches take longer
     /// than the time between two would never serve any.
     async fn overruled(&mut self, begun: &ChannelEntry) {
         let is_order = |wanted: &Option<Wanted>| {
@@ -335,8 +335,8 @@ impl Work {
             self.remember(lock, |note| note.pending = Some(pending)).await?;
         }
         fetch::apart(&entry.snapshot, (&self.folder, lock), Folder::flip).await?;
-        let is_over = self.following.hooks.after.is_none();
-        self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note), is_over);
+        // It is over once it is noted.
+        self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note), false);
         self.finish(target, previous, lock).await
     }
 
