@@ -1,5 +1,5 @@
-//! Commands that a host runs around a swap. Each has a time limit, at whose end its process group is killed, but not what
-//! left that by `setsid`; what it says is kept, up to a bound.
+//! Commands that a host runs around a swap. Each has a time limit, at whose end its process group is killed, but not
+//! what left that by `setsid`; what it says is kept, up to a bound.
 
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};

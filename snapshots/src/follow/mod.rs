@@ -21,8 +21,8 @@
 //! Order of a swap: the version is complete and verified; the command that is run before succeeds; the note says that a
 //! swap is under way; `current` flips; the command that is run after succeeds; the note says what is served; versions
 //! that are too many go. Where that command fails `current` goes back to what was served before, or away where nothing
-//! was, and the command is run for that; where it fails for that too, it is run again until it succeeds for what is served. A crash anywhere leaves a note from which the next follower goes on: a command
-//! that was not seen to succeed is run again.
+//! was, and the command is run for that; where it fails for that too, it is run again until it succeeds. A crash
+//! anywhere leaves a note from which the next follower goes on: a command that was not seen to succeed is run again.
 //!
 //! A version that was verified to the last byte in this folder, and whose files have the same sizes, numbers and times
 //! as then, is used again without reading it: a restart costs nothing, and going back to what is still held needs
@@ -142,7 +142,8 @@ impl Follower {
     /// Whoever follows a channel into the folder at `path`.
     ///
     /// # Errors
-    /// [`Class::Conflict`] where somebody else follows into it; [`Class::Refused`] where it is another model's; else as the folder fails.
+    /// [`Class::Conflict`] where somebody else follows into it; [`Class::Refused`] where it is another model's;
+    /// else as the folder fails.
     pub async fn new(
         path: &Path,
         durability: Durability,
