@@ -1,7 +1,8 @@
-//! An API that answers in a store's place (`docs/api.md`): hosts need no credentials of the store, and nothing polls it.
+//! An API that answers in a store's place (`docs/api.md`): hosts need no credentials of the store, and nothing polls
+//! it.
 //!
-//! What comes from an API is believed no more than what comes from a store: manifests and chunks are hashed, entries and
-//! snapshots have to be signed where that is demanded.
+//! What comes from an API is believed no more than what comes from a store: manifests and chunks are hashed, entries
+//! and snapshots have to be signed where that is demanded.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -153,7 +154,8 @@ impl Api {
     /// certificates or the token cannot be read.
     pub fn new(address: &str, options: &Options) -> Result<Self> {
         check_endpoint(address).map_err(|_| {
-            let why = "an API's address is https://HOST:PORT (http:// on this machine), without credentials, path or query";
+            let why = "an API's address is https://HOST:PORT (http:// on this machine), without credentials, path or \
+                       query";
             StoreError::new(Class::BadLocation, "--api", why)
         })?;
         let bad = |why: String| StoreError::new(Class::BadLocation, address, why);

@@ -46,6 +46,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// The share of all connections that may come from one address before anybody who is known has asked over them.
 const STRANGERS_SHARE: usize = 4;
+/// So many may in any case.
+const STRANGERS: usize = 16;
 
 /// How connections are kept.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +70,7 @@ pub async fn serve(
     mut stop: Stop,
 ) {
     let free = Arc::new(Semaphore::new(lives.connections));
-    let strangers = Strangers::new((lives.connections / STRANGERS_SHARE).max(1));
+    let strangers = Strangers::new((lives.connections / STRANGERS_SHARE).max(STRANGERS));
     let mut connections = JoinSet::new();
     loop {
         let accepted = async {

@@ -1,5 +1,5 @@
-//! Connections over which nobody who is known has asked anything yet: one address may have so many, so that it cannot shut
-//! everybody else out.
+//! Connections over which nobody who is known has asked anything yet: one address may have so many, so that it cannot
+//! shut everybody else out.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

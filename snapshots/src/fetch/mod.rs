@@ -111,8 +111,8 @@ impl Limits {
 /// before counts for nothing.
 ///
 /// # Errors
-/// [`Class::Refused`] where another model's snapshot is served out of the folder. [`Class::Integrity`] where anything in
-/// the store is not what its name says, or a channel went back: then `folder` is as it was. [`Class::DiskFull`] before
+/// [`Class::Refused`] where another model's snapshot is served out of the folder. [`Class::Integrity`] where anything
+/// in the store is not what its name says, or a channel went back: then `folder` is as it was. [`Class::DiskFull`] before
 /// the first byte where the disk has no room. Else as the store or the folder fails.
 pub async fn fetch(
     root: &Root,

@@ -1,5 +1,5 @@
-//! From a channel's entry to the flipped link: many followers, each a process of its own, that hear of one small snapshot
-//! after another, fetch it, sync it and swap to it.
+//! From a channel's entry to the flipped link: many followers, each a process of its own, that hear of one small
+//! snapshot after another, fetch it, sync it and swap to it.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -103,8 +103,8 @@ pub(super) fn measure(house: &House<'_>, runs: u32) -> Result<String, Failure> {
     let root = Root::open(store.to_str().ok_or("the folder's name is not UTF-8")?, Absent::Refuse)?;
     let server = house.serve()?;
     let mut text = format!(
-        "| from a channel's entry to the swap, {FOLLOWERS} followers | swaps | a follower: p50 ms | p99 ms | longest ms | \
-         the last follower of a swap: p50 ms | longest ms |\n|---|---|---|---|---|---|---|\n"
+        "| from a channel's entry to the swap, {FOLLOWERS} followers | swaps | a follower: p50 ms | p99 ms | \
+         longest ms | the last follower of a swap: p50 ms | longest ms |\n|---|---|---|---|---|---|---|\n"
     );
     let mut step = 0;
     for from in From::BOTH {

@@ -53,45 +53,8 @@ async fn five_hundred_hear_of_every_move_and_the_server_stays_small() {
     let config = "watch_milliseconds = 100\nrequests_per_second = 100000";
     let served = Arc::new(Served::start(&store, config, &[]));
     let (seen, last) = (Arc::new(Seen::default()), 1 + MOVES);
-    let mut crowd = JoinSet::new();
-    for _ in 0..CONNECTIONS {
-        let client = served.snapshots();
-        for _ in 0..BY_RPC / CONNECTIONS {
-            let (mut client, seen) = (client.clone(), Arc::clone(&seen));
-            crowd.spawn(async move {
-                let request = proto::WatchChannelRequest { model: "m".into(), ..Default::default() };
-                let mut stream = client.watch_channel(request).await.unwrap().into_inner();
-                let mut before = 0;
-                // The server's end is the end of it, and no error.
-                while let Some(told) = stream.message().await.unwrap() {
-                    if let Some(Event::Entry(entry)) = told.event {
-                        seen.note(entry.sequence, before, last);
-                        before = entry.sequence;
-                    }
-                }
-                assert_eq!(before, last);
-            });
-        }
-    }
-    for _ in BY_RPC..WATCHERS {
-        let (url, seen) = (served.at("/v1/models/m/channels/prod/watch"), Arc::clone(&seen));
-        crowd.spawn(async move {
-            let mut lines = http().get(url).send().await.unwrap().bytes_stream();
-            let (mut before, mut text) = (0, String::new());
-            while let Some(bytes) = lines.next().await {
-                text += std::str::from_utf8(&bytes.unwrap()).unwrap();
-                while let Some((line, rest)) = text.split_once('\n') {
-                    let line: serde_json::Value = serde_json::from_str(line).unwrap();
-                    if let Some(sequence) = line["entry"]["sequence"].as_u64() {
-                        seen.note(sequence, before, last);
-                        before = sequence;
-                    }
-                    text = rest.to_owned();
-                }
-            }
-            assert_eq!((before, text.as_str()), (last, ""));
-        });
-    }
+    let mut crowd = JoinSet::<()>::new();
+    gather(&mut crowd, &served, &seen, last);
     until(&seen.began, WATCHERS, "all have heard the first entry", &served).await;
     let watching = served.figure("weighbridge_api_watchers").await;
     assert_eq!(watching, WATCHERS as u64);
@@ -128,6 +91,48 @@ async fn five_hundred_hear_of_every_move_and_the_server_stays_small() {
     let took = served.stop();
     assert!(took < Duration::from_secs(20), "{took:?}");
     crowd.join_all().await;
+}
+
+/// All who follow: by gRPC on a few connections, by HTTP each on its own.
+fn gather(crowd: &mut JoinSet<()>, served: &Arc<Served>, seen: &Arc<Seen>, last: u64) {
+    for _ in 0..CONNECTIONS {
+        let client = served.snapshots();
+        for _ in 0..BY_RPC / CONNECTIONS {
+            let (mut client, seen) = (client.clone(), Arc::clone(seen));
+            crowd.spawn(async move {
+                let request = proto::WatchChannelRequest { model: "m".into(), ..Default::default() };
+                let mut stream = client.watch_channel(request).await.unwrap().into_inner();
+                let mut before = 0;
+                // The server's end is the end of it, and no error.
+                while let Some(told) = stream.message().await.unwrap() {
+                    if let Some(Event::Entry(entry)) = told.event {
+                        seen.note(entry.sequence, before, last);
+                        before = entry.sequence;
+                    }
+                }
+                assert_eq!(before, last);
+            });
+        }
+    }
+    for _ in BY_RPC..WATCHERS {
+        let (url, seen) = (served.at("/v1/models/m/channels/prod/watch"), Arc::clone(seen));
+        crowd.spawn(async move {
+            let mut lines = http().get(url).send().await.unwrap().bytes_stream();
+            let (mut before, mut text) = (0, String::new());
+            while let Some(bytes) = lines.next().await {
+                text += std::str::from_utf8(&bytes.unwrap()).unwrap();
+                while let Some((line, rest)) = text.split_once('\n') {
+                    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+                    if let Some(sequence) = line["entry"]["sequence"].as_u64() {
+                        seen.note(sequence, before, last);
+                        before = sequence;
+                    }
+                    text = rest.to_owned();
+                }
+            }
+            assert_eq!((before, text.as_str()), (last, ""));
+        });
+    }
 }
 
 async fn until(counter: &AtomicU64, most: usize, what: &str, served: &Served) {

@@ -93,8 +93,8 @@ async fn many_hosts_read_the_bucket_once_and_watching_lists_nothing() {
     let fetches: Vec<_> = (0..HOSTS)
         .map(|number| {
             let into = house.direct.folder.path().join(format!("host-{number}"));
-            let mut fetch = house.direct.command(["fetch", "m", "--api", &served.url, "--no-sync", "--into"]);
-            fetch.arg(into);
+            let mut fetch = house.direct.command(["fetch", "m", "--api", &served.url, "--no-sync"]);
+            fetch.arg("--into").arg(into);
             spawn(fetch)
         })
         .collect();
@@ -139,7 +139,7 @@ async fn while_the_bucket_is_away_hosts_are_told_and_then_all_goes_on() {
     let until =
         async |lines: &mut (dyn futures::Stream<Item = reqwest::Result<bytes::Bytes>> + Unpin + Send),
                text: &str| {
-            let mut all = String::new();
+            let (mut all, began) = (String::new(), Instant::now());
             while !all.contains(text) {
                 assert!(began.elapsed() < PATIENCE, "{text}: {all}");
                 all += &String::from_utf8_lossy(&lines.next().await.unwrap().unwrap());

@@ -62,11 +62,8 @@ fn message(bytes: &[u8]) -> Vec<u8> {
     [&[0], &length[..], bytes].concat()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn bytes_that_mean_nothing_harm_nobody() {
-    let store = Store::new();
-    let snapshot = publish(&store, "m", 1);
-    let served = Served::start(&store, "", &[]);
+/// The first is right; all others are wrong in some way.
+fn inputs() -> Vec<Vec<u8>> {
     let mut random = fastrand::Rng::with_seed(11);
     let mut inputs: Vec<Vec<u8>> = Vec::new();
     let good = b"\x0a\x01m\x12\x04prod";
@@ -107,7 +104,8 @@ async fn bytes_that_mean_nothing_harm_nobody() {
         "\r\n\r\n\r\n",
         "GET /v1/models/m/resolve HTTP/1.1\r\n\r\n",
         "GET /v1/models/m/resolve HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
-        "POST /v1/fleet/hosts HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST /v1/fleet/hosts HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n\
+         0\r\n\r\n",
         "POST /v1/fleet/hosts HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
         "POST /v1/fleet/hosts HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffff\r\n",
         "GET /v1/objects/\u{0} HTTP/1.1\r\nhost: localhost\r\n\r\n",
@@ -117,6 +115,15 @@ async fn bytes_that_mean_nothing_harm_nobody() {
     ] {
         inputs.push(text.as_bytes().to_vec());
     }
+    inputs
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_mean_nothing_harm_nobody() {
+    let store = Store::new();
+    let snapshot = publish(&store, "m", 1);
+    let served = Served::start(&store, "", &[]);
+    let inputs = inputs();
     println!("{} inputs", inputs.len());
     let answers = std::thread::scope(|scope| {
         let halves: Vec<_> = inputs

@@ -42,7 +42,7 @@ async fn tokens_are_shown_nowhere() {
     let bad = "wb_this-is-nobodys-token-but-secret-even-so";
     let mut command = Served::command(&store, "", &["--tokens", "tokens.toml", "--audit-log", "audit.jsonl"]);
     let served = Served::run({
-        command.env("WEIGHBRIDGE_LOG", "trace");
+        command.args(["--log", "trace"]);
         command
     })
     .unwrap_or_else(|run| panic!("{run:?}"));

@@ -79,8 +79,8 @@ fn hear(hosts: &Hosts, caller: &Caller, report: Report) -> Result<(), Refusal> {
     if hosts.hear(caller.name(), &report.status, report.written, Instant::now()) {
         return Ok(());
     }
-    let why = "another token tells of this host, or this token tells of too many; give each fleet a token, and each host a \
-               name, of its own";
+    let why = "another token tells of this host, or this token tells of too many; give each fleet a token, and each \
+               host a name, of its own";
     Err(Refusal::over_limit(why, Duration::from_secs(60)))
 }
 

@@ -196,16 +196,16 @@ impl Service {
     }
 }
 
-/// Refuses what a token's bearer could reach by it beyond their model: files that workers may read and they may not, and
-/// a policy of their own in the place of the model's. Whoever operates the model may bring one; without tokens everybody
-/// is on this machine, and may do everything.
+/// Refuses what a token's bearer could reach by it beyond their model: files that workers may read and they may not,
+/// and a policy of their own in the place of the model's. Whoever operates the model may bring one; without tokens
+/// everybody is on this machine, and may do everything.
 fn confined(shared: &Shared, caller: &Caller, manifest: &CheckpointManifest) -> Result<(), Refusal> {
     if caller.is_local() {
         return Ok(());
     }
     let Some(sources) = &shared.sources else {
-        let why = "this API has not been told where checkpoints may lie, and so takes none: set `allow` under [sources] \
-                   in its configuration, and in the workers'";
+        let why = "this API has not been told where checkpoints may lie, and so takes none: set `allow` under \
+                   [sources] in its configuration, and in the workers'";
         return Err(Refusal::unprepared(why));
     };
     sources.check(&manifest.location)?;
