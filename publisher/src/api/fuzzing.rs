@@ -72,7 +72,7 @@ fn rpc(kind: u8, bytes: &[u8]) {
         }),
         2 => message(bytes, |asked: proto::ListModelsRequest| {
             checked(requests::page_size(asked.page_size, 100, 1000), |size| {
-                assert!((1..=1000).contains(&size))
+                assert!((1..=1000).contains(&size));
             });
         }),
         3 => message(bytes, |asked: proto::WatchChannelRequest| {
