@@ -1,6 +1,6 @@
 //! The whole of it: snapshots are published one after the other, hosts follow the channel, half of them by an API and
-//! half in the store, and threads look up rows all the time. Every answer belongs wholly to one snapshot; nobody ends on
-//! an old one.
+//! half in the store, and threads look up rows all the time. Every answer belongs wholly to one snapshot; nobody ends
+//! on an old one.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

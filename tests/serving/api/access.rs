@@ -192,7 +192,8 @@ async fn nobody_learns_anything_without_the_right_to() {
             assert!(is_right, "{name}: {:?}", of_real[name]);
         }
         for seen in exceptions {
-            (of_real.remove(seen), of_none.remove(seen));
+            of_real.remove(seen);
+            of_none.remove(seen);
         }
         assert_eq!(of_real, of_none, "whether something is there does not show");
     }
