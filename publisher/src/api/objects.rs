@@ -21,6 +21,8 @@ use weighbridge_snapshots::{layout, manifest};
 pub const PIECE: usize = 64 << 10;
 /// Chunks that are loaded into the cache at once.
 const LOADS: usize = 8;
+/// Pieces of a folder's objects that are read at once: each takes a thread, and a thread takes memory.
+const READS: usize = 32;
 /// Look-ups of rows at once; fewer than loads, so that hosts that fetch are not kept waiting by them.
 const LOOK_UPS: usize = 6;
 /// About how many bytes of memory a tensor, and a chunk, take in a manifest that was read.
@@ -52,6 +54,7 @@ pub struct Objects {
     chunks: ByWeight<Key, Bytes>,
     manifests: ByWeight<(ModelName, SnapshotId), Arc<SnapshotManifest>>,
     loads: Semaphore,
+    reads: Semaphore,
     /// Look-ups of rows: each keeps a chunk or two while it goes on.
     look_ups: Semaphore,
 }
@@ -83,6 +86,7 @@ impl Objects {
             chunks: cache(memory / 4 * 3, 1024),
             manifests: cache(memory / 4, 64),
             loads: Semaphore::new(LOADS),
+            reads: Semaphore::new(READS),
             look_ups: Semaphore::new(LOOK_UPS),
         }
     }
@@ -184,6 +188,7 @@ impl Objects {
                 return Ok(Some(Bytes::copy_from_slice(&bytes[begin..end])));
             }
         }
+        let _read = self.reads.acquire().await;
         Ok(self.root.get_range(key, from, most).await?.map(|(bytes, _)| bytes))
     }
 
