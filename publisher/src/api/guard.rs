@@ -213,14 +213,17 @@ async fn admitted(
         asked.filter(|asked| *asked < 1440 * LONGEST).map(|asked| asked.saturating_sub(began.elapsed()));
     let deadline = left.map(|left| Box::pin(sleep(left)));
     let gate = Arc::clone(gate);
-    Ok(response
-        .map(|body| Body::new(Sent { body: Some(body), is_rpc, deadline, caller, gate, _place: place })))
+    Ok(response.map(|body| {
+        Body::new(Sent { body: Some(body), has_begun: false, is_rpc, deadline, caller, gate, _place: place })
+    }))
 }
 
 /// An answer's body, while it is sent. Its place is taken until the last byte has gone, and it ends when its caller's
-/// deadline has passed, or their token is not known any more.
+/// deadline has passed, or their token is not known any more. What stands first was asked for by somebody who was known:
+/// were it held back, nobody would be told why the connection ends.
 struct Sent {
     body: Option<Body>,
+    has_begun: bool,
     is_rpc: bool,
     deadline: Option<Pin<Box<Sleep>>>,
     caller: Caller,
@@ -234,7 +237,7 @@ impl Sent {
         if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
             return Some(Refusal::too_late());
         }
-        self.gate.again(&self.caller).is_none().then(Refusal::unknown_caller)
+        (self.has_begun && self.gate.again(&self.caller).is_none()).then(Refusal::unknown_caller)
     }
 }
 
@@ -247,7 +250,10 @@ impl HttpBody for Sent {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Some(refusal) = self.ends(context) else {
-            return self.body.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(context));
+            let Some(body) = &mut self.body else { return Poll::Ready(None) };
+            let polled = Pin::new(body).poll_frame(context);
+            self.has_begun |= polled.is_ready();
+            return polled;
         };
         if self.body.take().is_none() {
             return Poll::Ready(None);
@@ -412,6 +418,40 @@ mod tests {
             assert!(!of("/v1", Some(bad)), "{bad}");
         }
         assert!(!of("http://example.org:7461/v1", Some("localhost")));
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_has_begun_ends_with_its_token_and_one_that_has_not_is_told() {
+        use crate::api::tokens::{self, Role};
+        use http_body_util::BodyExt;
+        let soon = crate::clock::now().nanoseconds() + 200_000_000;
+        let soon = weighbridge_schemas::time::Timestamp::from_nanoseconds(soon.into());
+        let (secret, text) = tokens::new("n", &[Role::Fetch], None, Some(soon)).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let tokens = Arc::new(Tokens::read(file.path()).unwrap());
+        let caller = tokens.caller(secret.reveal()).unwrap();
+        let bounds = Bounds { requests_a_second: NonZeroU32::MIN, at_once: 9 };
+        let gate = Arc::new(Gate::new(Some(tokens), bounds, Arc::default()));
+        sleep(Duration::from_millis(250)).await;
+        assert!(gate.again(&caller).is_none());
+        for is_rpc in [true, false] {
+            let pieces = ["a", "b"].map(|piece| Ok::<_, std::io::Error>(Bytes::from(piece)));
+            let mut sent = Sent {
+                body: Some(Body::from_stream(futures::stream::iter(pieces))),
+                has_begun: false,
+                is_rpc,
+                deadline: None,
+                caller: caller.clone(),
+                gate: Arc::clone(&gate),
+                _place: gate.place(&caller).unwrap(),
+            };
+            assert_eq!(sent.frame().await.unwrap().unwrap().into_data().unwrap(), "a");
+            let second = sent.frame().await.unwrap().ok().and_then(|frame| frame.into_trailers().ok());
+            let status = second.map(|trailers| trailers["grpc-status"].to_str().unwrap().to_owned());
+            assert_eq!(status, is_rpc.then(|| "16".to_owned()), "the call is told, a body breaks off");
+            assert!(sent.frame().await.is_none());
+        }
     }
 
     #[test]
