@@ -219,8 +219,8 @@ async fn admitted(
 }
 
 /// An answer's body, while it is sent. Its place is taken until the last byte has gone, and it ends when its caller's
-/// deadline has passed, or their token is not known any more. What stands first was asked for by somebody who was known:
-/// were it held back, nobody would be told why the connection ends.
+/// deadline has passed, or their token is not known any more. What stands first was asked for by somebody who was
+/// known: were it held back, nobody would be told why the connection ends.
 struct Sent {
     body: Option<Body>,
     has_begun: bool,
