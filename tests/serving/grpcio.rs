@@ -4,7 +4,6 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use weighbridge::api::METHODS;
 use weighbridge_tests::certificates::Certificates;
 use weighbridge_tests::packages::installed;
 
@@ -83,16 +82,12 @@ fn pythons_grpc_goes_from_a_checkpoint_to_rows() {
     client.arg("--examples").arg(root.join("docs/api.md"));
     let (_server, address) = serve(&store, &certificates, &tokens);
     client.args(["--address", &address]);
-    if METHODS.contains(&"weighbridge.v1.Publishing/Submit") {
-        let manifest = serde_json::json!({
-            "schema": "weighbridge.checkpoint/v1", "id": "3f0c8a52-6a1e-4a57-9d0e-0d3c0f4b7a11",
-            "model": "m", "run": "r", "step": 100, "created_at": "2026-11-29T12:00:00Z", "location": torchrec(),
-        });
-        std::fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
-        client.arg("--manifest").arg(folder.join("manifest.json"));
-    } else {
-        store.publish(&torchrec(), &[]).succeeded();
-    }
+    let manifest = serde_json::json!({
+        "schema": "weighbridge.checkpoint/v1", "id": "3f0c8a52-6a1e-4a57-9d0e-0d3c0f4b7a11",
+        "model": "m", "run": "r", "step": 100, "created_at": "2026-11-29T12:00:00Z", "location": torchrec(),
+    });
+    std::fs::write(folder.join("manifest.json"), manifest.to_string()).unwrap();
+    client.arg("--manifest").arg(folder.join("manifest.json"));
     let run = ended(client.output().unwrap());
     assert_eq!(run.code, 0, "{run:?}");
     assert!(run.stdout.contains("tables looked up"), "{run:?}");

@@ -31,16 +31,16 @@ pub enum Event {
 
 /// A stream that follows a channel.
 pub struct Follower {
-    pub(super) state: watch::Receiver<State>,
-    pub(super) model: ModelName,
-    pub(super) caller: Caller,
-    pub(super) gate: Arc<Gate>,
-    pub(super) closing: watch::Receiver<bool>,
+    state: watch::Receiver<State>,
+    model: ModelName,
+    caller: Caller,
+    gate: Arc<Gate>,
+    closing: watch::Receiver<bool>,
     /// The number of the entry that was told last.
-    pub(super) told: u64,
-    pub(super) due: Instant,
-    pub(super) ended: bool,
-    pub(super) going: Going,
+    told: u64,
+    due: Instant,
+    ended: bool,
+    _going: Going,
 }
 
 impl Follower {
@@ -55,7 +55,7 @@ impl Follower {
     ) -> Self {
         let closing = connection.map_or_else(|| watch::channel(false).1, |known| known.closing.clone());
         let due = Instant::now() + FIRST;
-        Self { state, model, caller, gate, closing, told: after, due, ended: false, going }
+        Self { state, model, caller, gate, closing, told: after, due, ended: false, _going: going }
     }
 
     /// Its events. It ends when its connection is to close, and when its caller may not follow any more.
@@ -109,7 +109,6 @@ impl Follower {
 
     fn heartbeat(&mut self) -> Event {
         self.due = Instant::now() + HEARTBEAT;
-        let _ = &self.going;
         Event::Heartbeat(self.state.borrow().stale.clone())
     }
 }

@@ -1,6 +1,5 @@
 //! Connections: taken, secured, bounded, and ended. One port answers gRPC (HTTP/2) and plain HTTP (HTTP/1.1 or 2).
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -194,12 +193,4 @@ fn http() -> auto::Builder<TokioExecutor> {
         .max_header_list_size(HEADER_BYTES)
         .max_send_buf_size(BUFFER);
     http
-}
-
-/// Takes the port; 0 takes a free one.
-///
-/// # Errors
-/// As the system refuses it.
-pub async fn take(address: SocketAddr) -> io::Result<TcpListener> {
-    TcpListener::bind(address).await
 }

@@ -59,6 +59,7 @@ pub struct Objects {
     look_ups: Semaphore,
 }
 
+/// A cache of one shard: of several, each would have room for a part alone, and none for a large chunk.
 fn cache<K: std::hash::Hash + Eq + Clone, V: Clone>(memory: u64, items: usize) -> ByWeight<K, V>
 where
     ByBytes: Weighter<K, V>,
@@ -67,14 +68,9 @@ where
         .shards(1)
         .estimated_items_capacity(items)
         .weight_capacity(memory)
-        // Both are there.
-        .build();
-    match options {
-        Ok(options) => {
-            Cache::with_options(options, ByBytes, DefaultHashBuilder::default(), DefaultLifecycle::default())
-        }
-        Err(_) => Cache::with_weighter(items, memory, ByBytes),
-    }
+        .build()
+        .unwrap_or_else(|_| unreachable!("both capacities are there"));
+    Cache::with_options(options, ByBytes, DefaultHashBuilder::default(), DefaultLifecycle::default())
 }
 
 impl Objects {

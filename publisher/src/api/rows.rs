@@ -216,8 +216,8 @@ struct Chunks<'a> {
     next: usize,
     /// Where the chunks before it end.
     end: u64,
-    /// Chunks that were read last, each with where it begins; a row may begin in one and end in the next.
-    last: Vec<(usize, u64, Bytes)>,
+    /// Chunks that were read last, by number; a row may begin in one and end in the next.
+    last: Vec<(usize, Bytes)>,
 }
 
 impl Chunks<'_> {
@@ -231,7 +231,7 @@ impl Chunks<'_> {
         let (mut at, mut number, mut chunk_begin) = (begin, self.next, self.end);
         while at < end {
             let Some(&chunk) = self.file.chunks.get(number) else { break };
-            let bytes = self.chunk(number, chunk_begin, chunk).await?;
+            let bytes = self.chunk(number, chunk).await?;
             let from = usize::try_from(at - chunk_begin).unwrap_or(usize::MAX);
             let to = usize::try_from(end.min(chunk_begin + chunk.size) - chunk_begin).unwrap_or(0);
             into.extend_from_slice(bytes.get(from..to).unwrap_or_default());
@@ -241,13 +241,13 @@ impl Chunks<'_> {
         Ok(())
     }
 
-    async fn chunk(&mut self, number: usize, begin: u64, chunk: Chunk) -> Result<Bytes, Refusal> {
-        if let Some((_, _, bytes)) = self.last.iter().find(|(known, _, _)| *known == number) {
+    async fn chunk(&mut self, number: usize, chunk: Chunk) -> Result<Bytes, Refusal> {
+        if let Some((_, bytes)) = self.last.iter().find(|(known, _)| *known == number) {
             return Ok(bytes.clone());
         }
         let bytes = self.objects.chunk(self.model, chunk).await?;
-        self.last.retain(|(known, _, _)| known + 1 == number);
-        self.last.push((number, begin, bytes.clone()));
+        self.last.retain(|(known, _)| known + 1 == number);
+        self.last.push((number, bytes.clone()));
         Ok(bytes)
     }
 }

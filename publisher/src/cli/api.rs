@@ -139,8 +139,9 @@ impl ServerOptions {
             Some(path) => Audit::open(&path)?,
             None => Audit::default(),
         };
-        let listener =
-            listen::take(address).await.map_err(|error| cannot_listen("--api-listen", address, &error))?;
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|error| cannot_listen("--api-listen", address, &error))?;
         let sources =
             context.config.sources.allow.as_ref().map(|prefixes| Allowed::new(prefixes)).transpose()?;
         let server = Server { listener, tokens, tls, audit, sources, limits: configured.limits()? };

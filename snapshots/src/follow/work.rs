@@ -19,7 +19,7 @@ use super::{Event, Following, pause, versions};
 use crate::error::{Result, StoreError};
 use crate::fetch::{self, Folder, Limits, Lock, Seen, Staged};
 use crate::reference::{Followed, pointed_at};
-use crate::root::Root;
+use crate::root::{Root, apart};
 
 /// How often it is looked whether `current` still points where it has to.
 const LOOK: Duration = Duration::from_secs(2);
@@ -212,9 +212,10 @@ impl Work {
     /// Removes versions that are too many, but for the `wanted` one.
     async fn clear_up(&mut self, wanted: Option<SnapshotId>, lock: &Lock) -> Result<()> {
         let (mut note, keep) = (self.note.clone(), self.following.keep);
-        let any = SnapshotId::from_bytes([0; 32]);
-        let kept = fetch::apart(&any, (&self.folder, lock), move |folder, _| {
-            let kept = versions::keep(folder, &mut note, keep, wanted);
+        let (folder, lock) = (self.folder.clone(), lock.clone());
+        let kept = apart("clearing up", move || {
+            let _lock = lock;
+            let kept = versions::keep(&folder, &mut note, keep, wanted);
             Ok((note, kept))
         });
         let (note, kept) = kept.await?;
