@@ -53,8 +53,9 @@ pub(super) fn is_verified(folder: &Folder, note: &Note, entry: &ChannelEntry, tr
 }
 
 /// What the files of a version look like without reading them: names, sizes, numbers and times. Whoever writes to one,
-/// or puts another in its place, changes it, unless they put the time back. Whose signatures were demanded is in it, since others may be now; and
-/// where nothing is synced, since when the machine has been running, which may have lost bytes when it crashed.
+/// or puts another in its place, changes it, unless they put the time back. Whose signatures were demanded is in it,
+/// since others may be now; and where nothing is synced, since when the machine has been running, which may have lost
+/// bytes when it crashed.
 pub(super) fn stamp(
     folder: &Folder,
     id: SnapshotId,
