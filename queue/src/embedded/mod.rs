@@ -123,8 +123,13 @@ fn transact<T>(
 impl Queue for Embedded {
     async fn send(&self, message: &Message) -> Result<(), Error> {
         message.check()?;
-        let message = message.clone();
-        self.write(move |rows, now| rows::send(rows, now, &message)).await
+        let (message, id) = (message.clone(), message.id.clone());
+        if self.write(move |rows, now| rows::send(rows, now, &message)).await? {
+            return Ok(());
+        }
+        let why = "another manifest with this id waits on the queue; give each its own, for each model too"
+            .to_owned();
+        Err(Error::Refused { what: format!("message {id}"), why })
     }
 
     async fn lease(&self, taker: Taker, time: Duration) -> Result<Option<Lease>, Error> {

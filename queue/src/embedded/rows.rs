@@ -92,7 +92,9 @@ pub(super) fn settle(rows: &Transaction<'_>, now: Moment) -> Result<(), Fault> {
     Ok(())
 }
 
-pub(super) fn send(rows: &Transaction<'_>, now: Moment, message: &Message) -> Result<(), Fault> {
+/// Adds a message, unless one of its id is there. Tells whether what is there then says the same: two manifests of one
+/// id must not pass for one. Steps may differ: each is an order to look at its job.
+pub(super) fn send(rows: &Transaction<'_>, now: Moment, message: &Message) -> Result<bool, Fault> {
     let (device, wait) = match message.device {
         Device::Any => (ANY, Duration::ZERO),
         Device::Cpu => (CPU, Duration::ZERO),
@@ -114,8 +116,12 @@ pub(super) fn send(rows: &Transaction<'_>, now: Moment, message: &Message) -> Re
     if added > 0 {
         let body = "INSERT INTO bodies VALUES (?1, ?2)";
         rows.execute(body, params![rows.last_insert_rowid(), message.body])?;
+        return Ok(true);
     }
-    Ok(())
+    let same = "SELECT kind = ?2 AND body = ?3 FROM messages JOIN bodies USING (sequence) WHERE id = ?1";
+    let kind = number(&KINDS, &message.kind);
+    let same = rows.query_row(same, params![message.id, kind, message.body], |row| row.get(0)).optional()?;
+    Ok(message.kind != Kind::Checkpoint || same.unwrap_or(true))
 }
 
 /// The message whose turn it is, by its sequence.

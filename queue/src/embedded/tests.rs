@@ -154,7 +154,8 @@ async fn sending_again_changes_nothing() {
     let here = Here::new();
     let queue = here.queue();
     queue.send(&message("a")).await.unwrap();
-    queue.send(&Message { body: b"other".to_vec(), priority: Priority::High, ..message("a") }).await.unwrap();
+    queue.send(&Message { priority: Priority::High, ..message("a") }).await.unwrap();
+    queue.send(&Message { body: b"other".to_vec(), ..message("a") }).await.unwrap();
     let lease = queue.lease(Taker::Cpu, MINUTE).await.unwrap().unwrap();
     assert_eq!(lease.message, message("a"));
     queue.send(&message("a")).await.unwrap();
@@ -165,6 +166,19 @@ async fn sending_again_changes_nothing() {
         .query_row("SELECT count(*) FROM bodies", [], |row| row.get(0))
         .unwrap();
     assert_eq!(bodies, 0, "no body is left over");
+}
+
+#[tokio::test]
+async fn two_manifests_of_one_id_do_not_pass_for_one() {
+    let here = Here::new();
+    let queue = here.queue();
+    let first = Message { kind: Kind::Checkpoint, ..message("a") };
+    queue.send(&first).await.unwrap();
+    queue.send(&first).await.unwrap();
+    let other = queue.send(&Message { body: b"other".to_vec(), ..first.clone() }).await;
+    assert!(matches!(other, Err(Error::Refused { .. })), "{other:?}");
+    let lease = queue.lease(Taker::Cpu, MINUTE).await.unwrap().unwrap();
+    assert_eq!(lease.message, first);
 }
 
 #[tokio::test]
