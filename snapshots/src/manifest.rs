@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 
+use weighbridge_schemas::error::DocumentError;
 use weighbridge_schemas::ids::{ReportDigest, SnapshotId};
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ModelName;
@@ -14,8 +15,11 @@ use weighbridge_schemas::snapshot::SnapshotManifest;
 
 use crate::error::{Class, Result, StoreError};
 use crate::layout;
-use crate::root::{Put, Root};
+use crate::root::{Put, Root, apart};
 use crate::sign;
+
+/// Manifests of more bytes are read off the I/O threads: that takes some hundredths of a second.
+const LARGE: usize = 1 << 20;
 
 /// Stores a manifest under its id.
 ///
@@ -48,7 +52,17 @@ pub async fn get(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<Snap
     Ok(manifest)
 }
 
-async fn read(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<SnapshotManifest> {
+/// The bytes that a manifest is written with, whose hash is its id. One of a newer version may say more than this one
+/// reads: its bytes are asked for again.
+///
+/// # Errors
+/// As [`get`].
+pub(crate) async fn written(root: &Root, id: &SnapshotId, manifest: &SnapshotManifest) -> Result<Bytes> {
+    let bytes = manifest.to_bytes();
+    if SnapshotId::of(&bytes) == *id { Ok(bytes.into()) } else { stored(root, &manifest.model, id).await }
+}
+
+async fn stored(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<Bytes> {
     let key = layout::snapshot(model, id);
     let Some(bytes) = root.get(&key, limits::SNAPSHOT_MANIFEST_BYTES).await? else {
         let why = format!("model {model} has no such snapshot; `weighbridge snapshots {model}` lists them");
@@ -59,8 +73,19 @@ async fn read(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<Snapsho
                    checkpoint again";
         return Err(StoreError::new(Class::Integrity, key, why));
     }
-    let manifest = SnapshotManifest::parse(&bytes)
-        .map_err(|error| StoreError::new(Class::Integrity, &key, error.to_string()))?;
+    Ok(bytes)
+}
+
+async fn read(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<SnapshotManifest> {
+    let bytes = stored(root, model, id).await?;
+    let is_large = bytes.len() > LARGE;
+    let key = layout::snapshot(model, id);
+    let at = key.clone();
+    let parse = move || {
+        let bad = |error: DocumentError| StoreError::new(Class::Integrity, &at, error.to_string());
+        SnapshotManifest::parse(&bytes).map_err(bad)
+    };
+    let manifest = if is_large { apart("reading a manifest", parse).await? } else { parse()? };
     if manifest.model == *model {
         return Ok(manifest);
     }

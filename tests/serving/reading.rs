@@ -7,9 +7,11 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use weighbridge_schemas::dtype::Dtype;
 use weighbridge_schemas::encoding::{Encoding, Form};
+use weighbridge_schemas::ids::SnapshotId;
+use weighbridge_schemas::snapshot::MANIFEST_FILE;
 use weighbridge_snapshots::reader::{Options, Row, Table, Version};
 
-use crate::binary::Store;
+use crate::binary::{Store, ended};
 use crate::fixtures::{checkpoints, expected, roots, sha256, torchrec};
 
 /// Publishes under this policy, fetches, and opens what was fetched.
@@ -165,4 +167,28 @@ fn artifacts_are_read_by_their_paths() {
     assert_eq!((version.file("tokenizer"), version.file("snapshot.json")), (None, None));
     let names: Vec<_> = version.manifest().files.iter().map(|file| file.name.as_str()).collect();
     assert!(names.iter().all(|name| version.file(name).is_some()), "{names:?}");
+}
+
+/// A publisher of a later version may say more of a snapshot: what it said stays as it was, to the last byte.
+#[test]
+fn a_manifest_that_says_more_is_kept_as_it_is() {
+    let store = Store::new();
+    let published = store.publish(&torchrec(), &[]).succeeded();
+    let folder = store.root().join("models/m/snapshots");
+    let manifest = std::fs::read(folder.join(published["snapshot"].as_str().unwrap())).unwrap();
+    let mut more = b"{\"a_later_field\":{\"n\":1.50},".to_vec();
+    more.extend_from_slice(manifest.strip_prefix(b"{").unwrap());
+    let id = SnapshotId::of(&more).to_string();
+    std::fs::write(folder.join(&id), &more).unwrap();
+    let fetch = || {
+        let mut command = store.fetch_command(&format!("m@{id}"));
+        ended(command.output().unwrap()).succeeded()
+    };
+    fetch();
+    let current = store.served().join("current");
+    assert_eq!(std::fs::read(current.join(MANIFEST_FILE)).unwrap(), more);
+    let version = Version::open(&current, &Options { verify: true, ..Options::default() }).unwrap();
+    assert_eq!(version.id().to_string(), id);
+    let again = fetch();
+    assert_eq!((again["bytes_read"].as_u64(), &again["bytes_reused"]), (Some(0), &again["bytes"]));
 }

@@ -167,13 +167,13 @@ impl Folder {
         &self,
         staging: &Path,
         id: &SnapshotId,
-        manifest: &SnapshotManifest,
+        (manifest, written): (&SnapshotManifest, &[u8]),
     ) -> Result<()> {
         let version = self.version(id);
         let materialise = || {
             let described = staging.join(MANIFEST_FILE);
             remove(&described)?;
-            File::create_new(&described)?.write_all(&manifest.to_bytes())?;
+            File::create_new(&described)?.write_all(written)?;
             let mut kept = Kept::default();
             keep_only(staging, &Wanted::of(manifest), "", &mut kept)?;
             // Files of a fetch that was killed may not have reached the disk: all are synced.

@@ -75,21 +75,37 @@ impl Others {
     }
 }
 
-/// What a version says of itself.
+/// What a version says of itself; whether that has the hash that is the version's name, is not looked at.
 pub(super) fn manifest(version: &Path) -> io::Result<SnapshotManifest> {
-    let other = |error: &dyn std::fmt::Display| io::Error::new(io::ErrorKind::InvalidData, error.to_string());
+    SnapshotManifest::parse(&manifest_bytes(version)?).map_err(|error| invalid(error.to_string()))
+}
+
+/// The manifest of a version, where it is the one that its name is the hash of.
+pub(crate) fn described(version: &Path, id: &SnapshotId) -> io::Result<SnapshotManifest> {
+    let bytes = manifest_bytes(version)?;
+    if SnapshotId::of(&bytes) != *id {
+        return Err(invalid("its manifest does not have the hash that is the version's name".to_owned()));
+    }
+    SnapshotManifest::parse(&bytes).map_err(|error| invalid(error.to_string()))
+}
+
+fn manifest_bytes(version: &Path) -> io::Result<Vec<u8>> {
     let found = fs::symlink_metadata(version)?;
     if !found.is_dir() {
-        return Err(other(&"it is no folder"));
+        return Err(invalid("it is no folder".to_owned()));
     }
     let most = limits::SNAPSHOT_MANIFEST_BYTES as u64;
     let file = open_regular(&version.join(MANIFEST_FILE), File::options().read(true))?;
     if file.metadata()?.len() > most {
-        return Err(other(&"its manifest is too large"));
+        return Err(invalid("its manifest is too large".to_owned()));
     }
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
-    SnapshotManifest::parse(&bytes).map_err(|error| other(&error))
+    Ok(bytes)
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// Copies a chunk out of another version; whether it was what it has to be. What was written if not is overwritten by

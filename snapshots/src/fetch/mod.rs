@@ -42,6 +42,7 @@ use download::Writing;
 pub use folder::Folder;
 pub(crate) use folder::{Lock, make_folder, remove};
 use held::Others;
+pub(crate) use held::described;
 pub(crate) use plan::Staged;
 pub(crate) use seen::Seen;
 
@@ -225,7 +226,10 @@ pub(crate) async fn bring(
     }
     fetched.bytes_read = downloaded?;
     fetched.bytes_reused = bytes - fetched.bytes_read;
-    apart(id, (folder, lock), move |folder, id| folder.materialise(&staging, id, &manifest)).await?;
+    let written = manifest::written(root, id, &manifest).await?;
+    let materialise =
+        move |folder: &Folder, id: &SnapshotId| folder.materialise(&staging, id, (&manifest, &written));
+    apart(id, (folder, lock), materialise).await?;
     Ok(fetched)
 }
 

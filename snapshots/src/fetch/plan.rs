@@ -3,16 +3,16 @@
 use std::collections::HashSet;
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use futures::{StreamExt, TryStreamExt};
 
 use weighbridge_schemas::ids::SnapshotId;
-use weighbridge_schemas::snapshot::{Chunk, MANIFEST_FILE, SnapshotFile, SnapshotManifest};
+use weighbridge_schemas::snapshot::{Chunk, SnapshotFile, SnapshotManifest};
 
 use super::folder::{folders_of, make_folder, remove};
-use super::{Folder, Limits, Progress};
+use super::{Folder, Limits, Progress, held};
 use crate::chunk;
 use crate::disk::open_regular;
 use crate::error::{Result, StoreError};
@@ -38,9 +38,8 @@ pub(super) async fn is_complete(
     if !version.is_dir() {
         return Ok(false);
     }
-    let manifest_is_right = described(&version.join(MANIFEST_FILE), manifest).unwrap_or(false);
     let sizes_are_right = manifest.files.iter().all(|file| has_its_place(&version, file));
-    if manifest_is_right
+    if held::described(&version, id).is_ok()
         && sizes_are_right
         && missing_in(&version, manifest, None, limits, progress).await?.is_empty()
     {
@@ -246,18 +245,6 @@ fn pieces_at(path: PathBuf, file: &SnapshotFile) -> impl Iterator<Item = Piece> 
         *end += chunk.size;
         Some(Piece { file: path.clone(), offset, chunk })
     })
-}
-
-/// Whether the file at `path` holds the manifest, and nothing else.
-fn described(path: &Path, manifest: &SnapshotManifest) -> io::Result<bool> {
-    let wanted = manifest.to_bytes();
-    let file = open_regular(path, File::options().read(true))?;
-    if file.metadata()?.len() != wanted.len() as u64 {
-        return Ok(false);
-    }
-    let mut found = vec![0; wanted.len()];
-    file.read_exact_at(&mut found, 0)?;
-    Ok(found == wanted)
 }
 
 fn holds(piece: &Piece) -> Result<bool> {

@@ -1,42 +1,28 @@
 //! The versions that lie in a followed folder: which are known to be right, and which are kept.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::host::Target;
 use weighbridge_schemas::ids::SnapshotId;
-use weighbridge_schemas::limits;
-use weighbridge_schemas::snapshot::{MANIFEST_FILE, SnapshotManifest};
+use weighbridge_schemas::snapshot::SnapshotManifest;
 use weighbridge_schemas::time::Timestamp;
 
 use super::note::Note;
-use crate::disk::{Durability, open_regular};
+use crate::disk::Durability;
 use crate::error::{Result, StoreError};
-use crate::fetch::{Folder, make_folder, remove};
+use crate::fetch::{Folder, described, make_folder, remove};
 use crate::sign::Trust;
 
 /// Where versions go that are being removed.
 const REMOVED: &str = ".removed";
 
-/// What a version says of itself; `None` where it is not there, or its manifest does not have the hash that is its
-/// name.
-pub(super) fn described(folder: &Folder, id: SnapshotId) -> Option<SnapshotManifest> {
-    let path = folder.version(&id).join(MANIFEST_FILE);
-    let file = open_regular(&path, File::options().read(true)).ok()?;
-    let mut bytes = Vec::new();
-    file.take(limits::SNAPSHOT_MANIFEST_BYTES as u64).read_to_end(&mut bytes).ok()?;
-    if SnapshotId::of(&bytes) != id {
-        return None;
-    }
-    SnapshotManifest::parse(&bytes).ok()
-}
-
 /// What is served where it is not known which entry led there: its number is 0, and its time is when it came here.
 pub(super) fn target_of(folder: &Folder, id: SnapshotId) -> Option<Target> {
-    let manifest = described(folder, id)?;
+    let manifest = described(&folder.version(&id), &id).ok()?;
     let found = fs::symlink_metadata(folder.version(&id)).ok()?;
     let at = i128::from(found.mtime()) * 1_000_000_000 + i128::from(found.mtime_nsec());
     let at = Timestamp::from_nanoseconds(at);
@@ -47,7 +33,8 @@ pub(super) fn target_of(folder: &Folder, id: SnapshotId) -> Option<Target> {
 /// Whether the version that `entry` points at is there, was verified in this folder before, and was not touched since.
 pub(super) fn is_verified(folder: &Folder, note: &Note, entry: &ChannelEntry, trust: Option<&Trust>) -> bool {
     let Some(noted) = note.verified.get(&entry.snapshot) else { return false };
-    let Some(manifest) = described(folder, entry.snapshot) else { return false };
+    let id = &entry.snapshot;
+    let Ok(manifest) = described(&folder.version(id), id) else { return false };
     let is_named = manifest.run == entry.run && manifest.step == entry.step;
     is_named && stamp(folder, entry.snapshot, &manifest, trust).is_ok_and(|stamp| stamp == *noted)
 }
@@ -129,6 +116,7 @@ pub(super) fn held(folder: &Folder, note: &Note) -> Vec<SnapshotId> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::fs::File;
 
     use weighbridge_schemas::checkpoint::Format;
     use weighbridge_schemas::ids::{ChunkId, Fingerprint, RulesDigest};
