@@ -90,11 +90,27 @@ impl Allowed {
         prefixes.iter().map(read).collect::<Result<_>>().map(Self)
     }
 
-    /// Refuses a checkpoint's location that is not below one of the prefixes. Links count as what they point at.
+    /// As [`Allowed::check`], off the threads that nothing may hold up: a folder of a server that is away can.
+    ///
+    /// # Errors
+    /// As [`Allowed::check`].
+    pub async fn checked(&self, location: &str) -> Result<()> {
+        let (allowed, location) = (self.clone(), location.to_owned());
+        let checked = tokio::task::spawn_blocking(move || allowed.check(&location)).await;
+        checked.unwrap_or_else(|error| Err(Failure::internal("a checkpoint's location", error)))
+    }
+
+    /// Refuses a checkpoint's location that is not below one of the prefixes. Links count as what they point at. Which
+    /// prefixes there are is not told: whoever hands over may not be who may know.
     ///
     /// # Errors
     /// A permanent failure.
     pub fn check(&self, location: &str) -> Result<()> {
+        if bucket::is_bucket(location) {
+            bucket::check(location).map_err(|error| Failure::usage(format!("checkpoint {error}")))?;
+            let is_below = |prefix: &&String| bucket::is_below(location, prefix).unwrap_or(false);
+            return self.0.iter().find(is_below).map(drop).ok_or_else(|| elsewhere(location));
+        }
         let within = match locate(location.as_ref())? {
             Location::Local(path) if path.is_relative() => {
                 return Err(forbidden(
@@ -109,29 +125,24 @@ impl Allowed {
                         "it has a .. in it, or is not UTF-8; give the plain path",
                     ));
                 };
-                let real = std::fs::canonicalize(&path).ok();
-                self.0.iter().any(|prefix| {
+                // What is not below by its name is not looked at: that may take as long as somebody's server likes.
+                let named = |prefix: &&String| PathBuf::from(&written).starts_with(prefix);
+                let really = |prefix: &String| {
                     let real_prefix = std::fs::canonicalize(prefix).unwrap_or_else(|_| prefix.into());
-                    PathBuf::from(&written).starts_with(prefix)
-                        && real.as_ref().is_none_or(|real| real.starts_with(&real_prefix))
-                })
+                    std::fs::canonicalize(&path).map_or(true, |real| real.starts_with(&real_prefix))
+                };
+                self.0.iter().filter(named).any(really)
             }
-            Location::Remote(_) => self.0.iter().any(|prefix| {
-                let prefix = prefix.trim_end_matches('/');
-                location.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-                    && !location.split('/').any(|part| part == "..")
-            }),
+            Location::Remote(_) => false,
         };
-        if within {
-            return Ok(());
-        }
-        let why = format!(
-            "it is not below any place that workers may read from ({}); add it to sources.allow in weighbridge.toml, \
-             and `weighbridge dead requeue` the job",
-            self.0.join(", ")
-        );
-        Err(forbidden(location, &why))
+        if within { Ok(()) } else { Err(elsewhere(location)) }
     }
+}
+
+fn elsewhere(location: &str) -> Failure {
+    let why = "it is not below any place that workers may read from; whoever runs them can add it to sources.allow in \
+               weighbridge.toml, and `weighbridge dead requeue` the job";
+    forbidden(location, why)
 }
 
 fn forbidden(location: &str, why: &str) -> Failure {
@@ -173,6 +184,35 @@ mod tests {
         let remote = locate("s3://bucket/a/b".as_ref()).unwrap();
         assert_eq!(remote.to_string(), "s3://bucket/a/b");
         assert!(!format!("{remote:?}").contains("AmazonS3"));
+    }
+
+    #[test]
+    fn only_what_lies_below_an_allowed_place_may_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        for name in ["mine/step-1", "others/step-9"] {
+            std::fs::create_dir_all(at(name)).unwrap();
+        }
+        std::os::unix::fs::symlink(at("others"), at("mine/link")).unwrap();
+        let allowed = Allowed::new(&[at("mine"), "s3://ckpt/team-a".to_owned()]).unwrap();
+        for right in [at("mine/step-1"), at("mine/not-there-yet"), "s3://ckpt/team-a/step-1".to_owned()] {
+            allowed.check(&right).unwrap();
+        }
+        for wrong in [
+            at("others/step-9"),
+            at("mine/link/step-9"),
+            at("mine/../others/step-9"),
+            "step-1".to_owned(),
+            "s3://ckpt/team-ab/step-1".to_owned(),
+            "s3://other/team-a/step-1".to_owned(),
+            "s3://ckpt/team-a/../team-b/step-9".to_owned(),
+            "s3://ckpt/team-a/%2e%2e/team-b/step-9".to_owned(),
+            "s3://ckpt/team-a/.%2E/team-b/step-9".to_owned(),
+        ] {
+            let failure = allowed.check(&wrong).unwrap_err();
+            let told = failure.message.replace(&wrong, "");
+            assert!(!told.contains("team-a") && !told.contains(&at("mine")), "{told}");
+        }
     }
 
     #[test]

@@ -17,9 +17,6 @@ use crate::error::{Exit, Failure, Result};
 use crate::sources;
 use crate::steps::messages;
 
-/// Bytes of the scheme of a bucket's URL, such as `s3://`.
-const SCHEME_BYTES: usize = 5;
-
 /// Reads a manifest that is to be handed over: what no worker would take is refused here. Its checkpoint has to lie at
 /// a place that means the same on every machine.
 ///
@@ -28,8 +25,7 @@ const SCHEME_BYTES: usize = 5;
 pub fn check(written: &[u8]) -> Result<CheckpointManifest> {
     let manifest = CheckpointManifest::parse(written)?;
     let location = &manifest.location;
-    let scheme = location.get(..SCHEME_BYTES).map(str::to_ascii_lowercase);
-    if scheme.is_some_and(|scheme| bucket::is_bucket(&scheme)) {
+    if bucket::is_bucket(location) {
         // Whether a client can be built of it is for whoever reads there: that takes a while, and what they have.
         bucket::check(location)
             .map_err(|error| Failure::usage(format!("the manifest's location {error}")))?;

@@ -84,7 +84,7 @@ async fn accept(steps: &Steps, lease: &Lease, wanted: Wanted) -> Result<Verdict>
         let why = why(&abandoned());
         return end::die(steps, &ruling, StepKind::Accept, why).await;
     }
-    let allowed = steps.options.sources.check(&ruling.manifest.location);
+    let allowed = steps.options.sources.checked(&ruling.manifest.location).await;
     if let Err(failure) = refused.map_or(Ok(()), Err).and(allowed) {
         return end::die(steps, &ruling, StepKind::Accept, why(&failure)).await;
     }

@@ -152,7 +152,9 @@ impl Client {
 /// Whether `location` names a bucket.
 #[must_use]
 pub fn is_bucket(location: &str) -> bool {
-    ["s3://", "gs://", "az://"].iter().any(|scheme| location.starts_with(scheme))
+    let is =
+        |scheme: &&str| location.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme));
+    ["s3://", "gs://", "az://"].iter().any(is)
 }
 
 /// Checks that `url` can name a bucket, without building a client.
@@ -161,6 +163,18 @@ pub fn is_bucket(location: &str) -> bool {
 /// [`Class::BadLocation`].
 pub fn check(url: &str) -> Result<()> {
     read(url).map(drop)
+}
+
+/// Whether `url` names `place`, or what lies below it: in the same bucket, part by part. Both are URLs of buckets.
+///
+/// # Errors
+/// [`Class::BadLocation`] where one of them is none.
+pub fn is_below(url: &str, place: &str) -> Result<bool> {
+    let (found, place) = (read(url)?, read(place)?);
+    Ok(found.scheme == place.scheme
+        && found.url.host_str() == place.url.host_str()
+        && found.url.port() == place.url.port()
+        && found.prefix.prefix_matches(&place.prefix))
 }
 
 /// Checks that `endpoint` can be one: `https://HOST` or `http://HOST`, and nothing that is secret.
@@ -197,8 +211,8 @@ struct Place {
 
 fn read(text: &str) -> Result<Place> {
     let bad = |shown: &str, why: String| StoreError::new(Class::BadLocation, shown, why);
-    if text.split('/').any(|part| part == "..") || text.contains(|c: char| c.is_control() || c == '\\') {
-        let why = "it has a .., a backslash or a control character in it";
+    if text.split('/').any(is_step) || text.contains(|c: char| c.is_control() || c == '\\') {
+        let why = "it has a . or .. as a part, a backslash or a control character in it";
         return Err(bad(&shorten(text), why.to_owned()));
     }
     let url = Url::parse(text).map_err(|error| bad(&shorten(text), format!("it is no URL: {error}")))?;
@@ -223,6 +237,11 @@ fn read(text: &str) -> Result<Place> {
         other => return Err(bad(&shown, format!("{other}:// is not supported; known are s3, gs and az"))),
     };
     Ok(Place { url, scheme, shown, prefix })
+}
+
+/// Whether a part of a path means another one, as URLs are read: `.` and `..`, however they are written.
+fn is_step(part: &str) -> bool {
+    matches!(part.to_ascii_lowercase().replace("%2e", ".").as_str(), "." | "..")
 }
 
 /// A client of the bucket that `url` names, and the prefix in it. Nothing is asked of the store.
@@ -458,6 +477,26 @@ mod tests {
         }
         assert!(refused("s3:///a").contains("bucket"));
         assert!(refused("hdfs://a/b").contains("s3, gs and az"));
+    }
+
+    #[test]
+    fn what_lies_below_a_place_is_told_by_whole_parts() {
+        for (url, place, expected) in [
+            ("s3://b/team-a/step-1", "s3://b/team-a", true),
+            ("s3://b/team-a", "s3://b/team-a/", true),
+            ("S3://b/x", "s3://b", true),
+            ("s3://b/team-a%20x/1", "s3://b/team-a x", true),
+            ("s3://b/team-another/1", "s3://b/team-a", false),
+            ("s3://b", "s3://b/team-a", false),
+            ("s3://other/team-a/1", "s3://b/team-a", false),
+            ("gs://b/team-a/1", "s3://b/team-a", false),
+        ] {
+            assert_eq!(is_below(url, place).unwrap(), expected, "{url} {place}");
+        }
+        for up in ["..", "%2e%2e", ".%2E", "%2E.", ".", "%2e"] {
+            let url = format!("s3://b/team-a/{up}/team-b/step-9");
+            assert_eq!(is_below(&url, "s3://b/team-a").unwrap_err().class(), Class::BadLocation, "{url}");
+        }
     }
 
     #[test]

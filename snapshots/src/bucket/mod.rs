@@ -32,7 +32,7 @@ use object_store::{
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-pub use address::{Client, Options, check, check_endpoint, client, is_bucket, plain_client};
+pub use address::{Client, Options, check, check_endpoint, client, is_below, is_bucket, plain_client};
 pub(crate) use address::{api_client, install_cryptography};
 
 use crate::error::{Result, StoreError};

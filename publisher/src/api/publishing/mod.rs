@@ -77,11 +77,14 @@ impl Service {
             Err(refusal) => return Err(self.deeds.refused(&asker, &asked, refusal)),
         };
         (asked.model, asked.object) = (Some(manifest.model.to_string()), manifest.id.clone());
-        let shared = Arc::clone(&self.shared);
+        let (shared, is_local) = (Arc::clone(&self.shared), asker.caller.is_local());
         let allowed = permitted(&asker.caller, &[Role::Drop], &manifest.model)
             .and_then(|()| confined(&self.shared, &asker.caller, &manifest));
         self.deeds
             .run(asker, asked, allowed, async move {
+                if let Some(sources) = shared.sources.as_ref().filter(|_| !is_local) {
+                    sources.checked(&manifest.location).await?;
+                }
                 submit::unused(&shared.root, &manifest).await.map_err(Refusal::as_things_stand)?;
                 submit::send(&*shared.queue, &manifest, written.to_vec()).await?;
                 let answer = proto::SubmitResponse { job: manifest.id };
@@ -187,28 +190,29 @@ impl Service {
                 if let Some(failure) = cancelled.too_late {
                     return Err(Refusal::as_things_stand(failure));
                 }
-                let after = Progress::of(root, &model, &job).await?.ok_or_else(|| unknown(&job))?;
-                let name = |progress: &Progress| Some(progress.standing.name().to_owned());
-                let answer = proto::CancelResponse { job: Some(answer(&after)) };
-                Ok(Done { answer, before: name(&before), after: name(&after) })
+                // It is cancelled: that it cannot be looked at just now does not undo that.
+                let after = Progress::of(root, &model, &job).await.ok().flatten();
+                let name = |progress: &Progress| progress.standing.name().to_owned();
+                let answer = proto::CancelResponse { job: after.as_ref().map(answer) };
+                let now = after.as_ref().map_or_else(|| "cancelled".to_owned(), name);
+                Ok(Done { answer, before: Some(name(&before)), after: Some(now) })
             })
             .await
     }
 }
 
-/// Refuses what a token's bearer could reach by it beyond their model: files that workers may read and they may not,
-/// and a policy of their own in the place of the model's. Whoever operates the model may bring one; without tokens
-/// everybody is on this machine, and may do everything.
+/// Refuses what a token's bearer could reach by it beyond their model: any file that workers may read, where nobody has
+/// said which are for trainers, and a policy of their own in the place of the model's. Whoever operates the model may
+/// bring one; without tokens everybody is on this machine, and may do everything.
 fn confined(shared: &Shared, caller: &Caller, manifest: &CheckpointManifest) -> Result<(), Refusal> {
     if caller.is_local() {
         return Ok(());
     }
-    let Some(sources) = &shared.sources else {
+    if shared.sources.is_none() {
         let why = "this API has not been told where checkpoints may lie, and so takes none: set `allow` under \
                    [sources] in its configuration, and in the workers'";
         return Err(Refusal::unprepared(why));
-    };
-    sources.check(&manifest.location)?;
+    }
     if matches!(manifest.policy, Some(PolicyChoice::Toml(_))) && !caller.may(Role::Operate, &manifest.model) {
         let why =
             "a policy within the manifest takes the role operate; name one that the store keeps, or none";
