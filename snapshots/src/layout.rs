@@ -25,11 +25,15 @@
 //! dead/ID                                     dead letters; ID.requeued and ID.discarded say what became of them
 //! ```
 
+mod fetched;
+
 use object_store::path::{Path, PathPart};
 
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
 use weighbridge_schemas::job::JobId;
 use weighbridge_schemas::names::{ChannelName, ModelName, PolicyName, RunName};
+
+pub use fetched::{Content, Fetched, fetched};
 
 /// Digits of a sequence number in a key, so that keys sort as numbers.
 const SEQUENCE_DIGITS: usize = 12;
@@ -82,45 +86,6 @@ pub fn signatures(model: &ModelName, id: &SnapshotId, number: u64) -> Path {
 #[must_use]
 pub fn channels(model_name: &ModelName) -> Path {
     child(&model(model_name), "channels")
-}
-
-/// An object that serving hosts read, and that is never changed once it is there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fetched {
-    /// The model.
-    pub model: ModelName,
-    /// The chunk, where it is one.
-    pub chunk: Option<ChunkId>,
-    /// Its key.
-    pub key: Path,
-}
-
-/// The object under `key`, where that is a snapshot's manifest or signatures, a channel's entry, or a chunk, spelled as
-/// it is here.
-#[must_use]
-pub fn fetched(key: &str) -> Option<Fetched> {
-    let parts: Vec<_> = key.splitn(6, '/').collect();
-    let (model, kind) = match parts[..] {
-        ["models", model, kind, ..] => (model.parse::<ModelName>().ok()?, kind),
-        _ => return None,
-    };
-    let numbered = |text: &str| text.parse::<u64>().ok();
-    let (spelled, chunk) = match (kind, &parts[3..]) {
-        ("chunks", [_, name]) => {
-            let id = name.parse().ok()?;
-            (chunk(&model, &id), Some(id))
-        }
-        ("channels", [name, number]) => (channel_entry(&model, &name.parse().ok()?, numbered(number)?), None),
-        ("snapshots", [name]) => match name.split_once(".signatures") {
-            None => (snapshot(&model, &name.parse().ok()?), None),
-            Some((id, "")) => (signatures(&model, &id.parse().ok()?, 1), None),
-            Some((id, number)) => {
-                (signatures(&model, &id.parse().ok()?, numbered(number.strip_prefix('.')?)?), None)
-            }
-        },
-        _ => return None,
-    };
-    (spelled.as_ref() == key).then_some(Fetched { model, chunk, key: spelled })
 }
 
 /// Where a channel's entries lie.
@@ -512,38 +477,5 @@ mod tests {
         assert_eq!(sequence(&model, &prod, &channel_hint(&model, &prod)), None);
         let below = channel_entry(&model, &prod, 1).join("000000000042");
         assert_eq!(sequence(&model, &prod, &below), None);
-    }
-
-    #[test]
-    fn what_serving_hosts_read_is_recognised_and_nothing_else_is() {
-        let (model, name) = ("m".parse().unwrap(), "prod".parse().unwrap());
-        let id = SnapshotId::of(b"s");
-        for key in [
-            snapshot(&model, &id),
-            signatures(&model, &id, 1),
-            signatures(&model, &id, 12),
-            channel_entry(&model, &name, 7),
-            chunk(&model, &ChunkId::of(b"c")),
-        ] {
-            assert_eq!(fetched(key.as_ref()).unwrap().key, key);
-        }
-        let chunk = chunk(&model, &ChunkId::of(b"c")).to_string();
-        for key in [
-            "",
-            "models",
-            "models/m/channels/prod/hint",
-            "models/m/channels/prod/7",
-            "models/m/channels/../000000000007",
-            "models/../chunks/aa/aa",
-            "dead/x",
-            report(&model, &id, 1).as_ref(),
-            &format!("{chunk}/"),
-            &format!("/{chunk}"),
-            &chunk.to_uppercase(),
-            &chunk.replace("chunks/", "chunks/f"),
-            pin_entry(&model, &id, 1).as_ref(),
-        ] {
-            assert_eq!(fetched(key), None, "{key}");
-        }
     }
 }

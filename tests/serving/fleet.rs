@@ -51,7 +51,7 @@ async fn hosts_are_seen_by_who_operates_their_model() {
     let (names, answer) = list(&site.operate, |_| {}).await;
     assert_eq!(names, ["a", "b"]);
     let host = &answer.hosts[1];
-    assert_eq!((host.serving_sequence, host.wanted_sequence, host.age_seconds), (1, 3, 100));
+    assert_eq!((host.serving_sequence, host.wanted_sequence, host.age_seconds), (1, 3, Some(100)));
     assert_eq!((host.state.as_str(), host.serving.len()), ("current", 64));
     assert_eq!(serde_json::from_slice::<Value>(&host.status).unwrap(), status("b", "m", 1));
     assert_eq!(list(&site.all, |_| {}).await.0, ["a", "b", "c"]);

@@ -1,12 +1,16 @@
 //! Operators move channels, pin snapshots and look after dead letters over the API.
 
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
 use serde_json::json;
 use tonic::Code;
 
 use weighbridge::api::proto::{
-    ChannelEntry, GetDeadLetterRequest, HoldRequest, ListDeadLettersRequest, ListEntriesRequest,
-    MoveResponse, PinRequest, PromoteRequest, ReleaseRequest, RequeueDeadLetterRequest, RollbackRequest,
-    UnpinRequest,
+    ChannelEntry, DiscardDeadLetterRequest, GetDeadLetterRequest, HoldRequest, ListDeadLettersRequest,
+    ListEntriesRequest, ListPinsRequest, MoveResponse, PinRequest, PromoteRequest, ReleaseRequest,
+    RequeueDeadLetterRequest, RollbackRequest, SubmitRequest, UnpinRequest,
 };
 
 use crate::binary::Store;
@@ -126,6 +130,13 @@ async fn a_request_that_is_made_again_is_done_once() {
     assert_eq!(again, entry);
     let status = refused(client.promote(by(&site.operate, to(&second))).await, Code::FailedPrecondition);
     assert_eq!(class(&status), "id_used");
+    // A channel's name may look like digits of an id.
+    told(client.promote(by(&site.operate, promote(&first, "beefcafe"))).await.unwrap().into_inner());
+    let to = PromoteRequest { request_id: "deploy-2".into(), ..promote("beefcafe", "prod") };
+    let (named, _) = told(client.promote(by(&site.operate, to.clone())).await.unwrap().into_inner());
+    assert_eq!(named.snapshot, first);
+    let (again, _) = told(client.promote(by(&site.operate, to)).await.unwrap().into_inner());
+    assert_eq!(again, named);
     // Several at once write one entry.
     let at_once = (0..8).map(|_| {
         let (mut client, token) = (site.operating(), site.operate.clone());
@@ -170,11 +181,31 @@ async fn snapshots_are_pinned_and_not_any_more() {
     assert_eq!(pinned(), true);
     let unpin = UnpinRequest { model: "m".into(), snapshot: id.clone() };
     let unpinned = client.unpin(by(&site.operate, unpin)).await.unwrap().into_inner();
-    assert_eq!((unpinned.snapshot, pinned()), (id, json!(false)));
+    assert_eq!((unpinned.snapshot, pinned()), (id.clone(), json!(false)));
     let changes: Vec<_> =
         site.audit().into_iter().map(|deed| (deed["before"].clone(), deed["after"].clone())).collect();
     let (on, off) = (json!("pinned"), json!("not pinned"));
     assert_eq!(changes, [(off.clone(), on.clone()), (on.clone(), on.clone()), (on, off)]);
+    let second = site.publish(2, &[]);
+    for (snapshot, why) in [(&id, "a baseline"), (&second, "")] {
+        let (model, snapshot, why) = ("m".into(), snapshot.clone(), why.into());
+        client.pin(by(&site.operate, PinRequest { model, snapshot, why })).await.unwrap();
+    }
+    let (mut pins, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = ListPinsRequest { model: "m".into(), page_size: 1, page_token };
+        let page = client.list_pins(by(&site.operate, request)).await.unwrap().into_inner();
+        assert!(page.pins.len() <= 1);
+        pins.extend(page.pins.into_iter().map(|pin| (pin.snapshot, pin.why, pin.who, pin.when.is_some())));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    let pin = |id: &String, why: &str| (id.clone(), why.to_owned(), "ops".to_owned(), true);
+    let mut expected = [pin(&id, "a baseline"), pin(&second, "")];
+    expected.sort();
+    assert_eq!(pins, expected);
     let absent = PinRequest { model: "m".into(), snapshot: "abcdef".into(), why: String::new() };
     refused(client.pin(by(&site.operate, absent)).await, Code::NotFound);
 }
@@ -199,6 +230,73 @@ fn dead_letters_are_seen_by_who_operates_their_model() {
     let site = Site::on(store, "api");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(letters(&site, &mine, &others));
+}
+
+/// Another process that writes to a queue's database, until its input ends.
+fn lock(database: &Path) -> Child {
+    let code = "import sqlite3, sys\n\
+                connection = sqlite3.connect(sys.argv[1], isolation_level=None)\n\
+                connection.execute('BEGIN IMMEDIATE')\n\
+                print('held', flush=True)\n\
+                sys.stdin.read()";
+    let mut python = Command::new("python3");
+    python.args(["-c", code]).arg(database).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = python.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "held\n");
+    child
+}
+
+/// Whoever waits for a queue that does not answer keeps nobody from moving channels, and has a share alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn channels_are_moved_while_the_queue_is_stuck_and_what_was_begun_is_written_down() {
+    let mut site = Site::start("api");
+    let (first, _) = (site.publish(1, &[]), site.publish(2, &[]));
+    // The queue is made by its first use.
+    site.store.run(["queue", "status"]).succeeded();
+    let mut stuck = lock(&site.store.folder.path().join("weighbridge-data/queue/queue.sqlite3"));
+    let submits: Vec<_> = (0..20u64)
+        .map(|step| {
+            let (_, manifest) = crate::site::manifest("m", step, &site.checkpoint(step));
+            let manifest = manifest.into();
+            let (mut client, token) = (site.publishing(), site.drop.clone());
+            tokio::spawn(async move { client.submit(by(&token, SubmitRequest { manifest })).await })
+        })
+        .collect();
+    let (mut under_way, mut refusals) = (Vec::new(), 0);
+    let deadline = std::time::Instant::now() + crate::site::PATIENCE;
+    let mut submits = submits;
+    while refusals < 4 {
+        assert!(std::time::Instant::now() < deadline, "{refusals}");
+        let (ended, going): (Vec<_>, Vec<_>) = submits.into_iter().partition(|task| task.is_finished());
+        for task in ended {
+            refused(task.await.unwrap(), Code::ResourceExhausted);
+            refusals += 1;
+        }
+        submits = going;
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    under_way.extend(submits);
+    assert_eq!((under_way.len(), refusals), (16, 4));
+    let (entry, _) =
+        told(site.operating().rollback(by(&site.operate, rollback())).await.unwrap().into_inner());
+    assert_eq!(entry.snapshot, first);
+    // The callers go, and the server is told to stop; the queue answers again.
+    under_way.iter().for_each(tokio::task::JoinHandle::abort);
+    let unlock = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        drop(stuck.stdin.take());
+        assert!(stuck.wait().unwrap().success());
+    });
+    tokio::task::block_in_place(|| site.stop());
+    unlock.join().unwrap();
+    let audit = site.audit();
+    let count = |outcome: &str| {
+        audit.iter().filter(|deed| deed["action"] == "submit" && deed["outcome"] == outcome).count()
+    };
+    assert_eq!((count("done"), count("over_limit")), (16, 4), "{audit:?}");
+    assert_eq!(site.store.run(["queue", "status"]).succeeded()["ready"], 16);
 }
 
 async fn letters(site: &Site, mine: &str, others: &str) {
@@ -233,7 +331,11 @@ async fn letters(site: &Site, mine: &str, others: &str) {
     let letter = letter.letter.unwrap();
     assert_eq!((&letter.body[..], letter.body_size), (&b"no manifest at all"[..], 18));
     refused(client.get_dead_letter(by(&site.operate, get(&nonsense.id))).await, Code::NotFound);
-    refused(client.get_dead_letter(by(&site.operate, get(others))).await, Code::NotFound);
+    let theirs = refused(client.get_dead_letter(by(&site.operate, get(others))).await, Code::NotFound);
+    let absent = weighbridge::clock::operation_id();
+    let status = refused(client.get_dead_letter(by(&site.operate, get(&absent))).await, Code::NotFound);
+    let without_id = |status: &tonic::Status, id: &str| status.message().replace(id, "");
+    assert_eq!(without_id(&theirs, others), without_id(&status, &absent), "what is others' is not there");
     refused(client.get_dead_letter(by(&site.fetch, get(mine))).await, Code::PermissionDenied);
 
     let requeue = |id: &str| RequeueDeadLetterRequest { id: id.into() };
@@ -241,12 +343,21 @@ async fn letters(site: &Site, mine: &str, others: &str) {
     refused(client.requeue_dead_letter(by(&site.drop, requeue(mine))).await, Code::PermissionDenied);
     let status = client.requeue_dead_letter(by(&site.all, requeue(&nonsense.id))).await.unwrap_err();
     assert_eq!((status.code(), class(&status).as_str()), (Code::InvalidArgument, "bad_document"));
+    let discard = |id: &str| DiscardDeadLetterRequest { id: id.into() };
+    refused(client.discard_dead_letter(by(&site.operate, discard(others))).await, Code::NotFound);
+    refused(client.discard_dead_letter(by(&site.drop, discard(mine))).await, Code::PermissionDenied);
+    for _ in 0..2 {
+        client.discard_dead_letter(by(&site.all, discard(&nonsense.id))).await.unwrap();
+    }
+    assert_eq!(list(&site.all, "", 0).await.len(), 2);
+    client.get_dead_letter(by(&site.all, get(&nonsense.id))).await.unwrap();
     let job = client.requeue_dead_letter(by(&site.operate, requeue(mine))).await.unwrap().into_inner().job;
     assert_ne!(job, mine);
     let again = client.requeue_dead_letter(by(&site.operate, requeue(mine))).await;
     let status = refused(again, Code::FailedPrecondition);
     assert!(class(&status) == "already_requeued" && status.message().contains(&job), "{status:?}");
     assert!(list(&site.operate, "", 0).await.is_empty(), "it waits for nobody any more");
+    refused(client.discard_dead_letter(by(&site.operate, discard(mine))).await, Code::InvalidArgument);
     let queued = site.store.run(["queue", "status"]).succeeded();
     assert_eq!(queued["ready"], 1);
 }
@@ -269,6 +380,8 @@ async fn who_may_not_operate_is_refused_and_that_is_written_down() {
         asked += 6;
         let entries = ListEntriesRequest { model: "m".into(), ..Default::default() };
         refused(client.list_entries(by(token, entries)).await, Code::PermissionDenied);
+        let pins = ListPinsRequest { model: "m".into(), ..Default::default() };
+        refused(client.list_pins(by(token, pins)).await, Code::PermissionDenied);
         let letters = ListDeadLettersRequest { model: "m".into(), ..Default::default() };
         refused(client.list_dead_letters(by(token, letters)).await, Code::PermissionDenied);
     }

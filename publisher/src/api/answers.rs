@@ -102,6 +102,12 @@ impl Refusal {
         self.class
     }
 
+    /// Whether something in the store is not what it has to be.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        self.code == Code::DataLoss
+    }
+
     /// The gRPC status.
     #[must_use]
     pub fn status(&self) -> Status {

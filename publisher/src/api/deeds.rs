@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tonic::Request;
 
 use weighbridge_snapshots::channel::Operation;
@@ -15,13 +15,19 @@ use weighbridge_snapshots::channel::Operation;
 use super::answers::Refusal;
 use super::audit::Deed;
 use super::shared::{self, Shared};
+use super::shares::Shares;
 use super::tokens::Caller;
 use super::turns::Turns;
 use crate::clock;
 use crate::error::Failure;
 
-/// Changes at once; most take a few requests to the store.
-const AT_ONCE: usize = 64;
+/// Changes at once; most take a few requests to the store. What is handed over has places of its own: a queue that does
+/// not take it must not keep operators from moving channels.
+const AT_ONCE: u32 = 64;
+/// Changes of one caller at once.
+const OF_ONE: usize = 16;
+/// What is handed over to workers.
+const HANDED_OVER: [&str; 3] = ["submit", "republish", "requeue"];
 /// When to ask again where there are more.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Refusals to one caller that are written down: a second, and after a quiet time.
@@ -108,7 +114,9 @@ pub struct Done<T> {
 #[derive(Debug)]
 pub struct Deeds {
     shared: Arc<Shared>,
-    places: Arc<Semaphore>,
+    changes: Arc<Semaphore>,
+    handed_over: Arc<Semaphore>,
+    shares: Shares,
     /// Refusals that are written down: what somebody is refused again and again must not fill the disk.
     refusals: Turns<String>,
 }
@@ -118,7 +126,22 @@ impl Deeds {
     #[must_use]
     pub fn new(shared: Arc<Shared>) -> Self {
         let refusals = Turns::new(REFUSALS.0, REFUSALS.1, Duration::ZERO);
-        Self { shared, places: Arc::new(Semaphore::new(AT_ONCE)), refusals }
+        let places = || Arc::new(Semaphore::new(AT_ONCE as usize));
+        Self { shared, changes: places(), handed_over: places(), shares: Shares::new(OF_ONE), refusals }
+    }
+
+    /// Waits until what was begun has come to its end, for `patience` at most; nothing is begun any more.
+    pub async fn end(&self, patience: Duration) {
+        let ended = async {
+            for places in [&self.changes, &self.handed_over] {
+                if let Ok(all) = places.acquire_many(AT_ONCE).await {
+                    all.forget();
+                }
+            }
+        };
+        if timeout(patience, ended).await.is_err() {
+            tracing::warn!("changes that were asked for are cut off; the audit log says which");
+        }
     }
 
     /// Does it where it is `allowed`, to the end: whoever stops waiting for the answer does not stop it.
@@ -132,24 +155,25 @@ impl Deeds {
         allowed: Result<(), Refusal>,
         doing: impl Future<Output = Result<Done<T>, Refusal>> + Send + 'static,
     ) -> Result<T, Refusal> {
+        let places = if HANDED_OVER.contains(&asked.action) { &self.handed_over } else { &self.changes };
         // Who may not do it takes nobody's place.
         let place = allowed.and_then(|()| {
+            let share = self.shares.take(asker.caller.name(), "changes")?;
             let full = |_| Refusal::over_limit(format!("{AT_ONCE} changes are being made already"), AGAIN);
-            Arc::clone(&self.places).try_acquire_owned().map_err(full)
+            Ok((Arc::clone(places).try_acquire_owned().map_err(full)?, share))
         });
         let place = match place {
             Ok(place) => place,
             Err(refusal) => return Err(self.refused(&asker, &asked, refusal)),
         };
-        let shared = Arc::clone(&self.shared);
+        let mut open = Open { shared: Arc::clone(&self.shared), asker, asked, is_noted: false };
         let task = tokio::spawn(async move {
+            let _place = place;
             let done = doing.await;
-            drop(place);
-            let (before, after, outcome) = match &done {
-                Ok(done) => (done.before.clone(), done.after.clone(), "done"),
-                Err(refusal) => (None, None, refusal.class()),
-            };
-            note(&shared, &deed(&asker, &asked, before, after, outcome));
+            match &done {
+                Ok(done) => open.note(done.before.clone(), done.after.clone(), "done"),
+                Err(refusal) => open.note(None, None, refusal.class()),
+            }
             done.map(|done| done.answer)
         });
         task.await.unwrap_or_else(|error| Err(Failure::internal("what was asked for", error).into()))
@@ -163,6 +187,29 @@ impl Deeds {
         }
         note(&self.shared, &deed(asker, asked, None, None, refusal.class()));
         refusal
+    }
+}
+
+/// A change that is under way: also where it is cut off, that it was begun is written down.
+struct Open {
+    shared: Arc<Shared>,
+    asker: Asker,
+    asked: Asked,
+    is_noted: bool,
+}
+
+impl Open {
+    fn note(&mut self, before: Option<String>, after: Option<String>, outcome: &str) {
+        self.is_noted = true;
+        note(&self.shared, &deed(&self.asker, &self.asked, before, after, outcome));
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if !self.is_noted {
+            self.note(None, None, "interrupted");
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use super::hub::{Entry, State};
 use super::tokens::{Caller, Role};
 use crate::metrics::api::Going;
 use weighbridge_schemas::names::ModelName;
+use weighbridge_snapshots::error::StoreError;
 
 /// How often a sign of life is given.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -26,7 +27,7 @@ pub enum Event {
     /// The channel's newest entry.
     Entry(Arc<Entry>),
     /// A sign of life, and why what was told last may be out of date.
-    Heartbeat(Option<Arc<str>>),
+    Heartbeat(Option<Arc<StoreError>>),
 }
 
 /// A stream that follows a channel.

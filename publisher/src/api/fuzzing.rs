@@ -1,7 +1,7 @@
 //! What must hold of requests, whatever their bytes are. The fuzz target `api_requests` calls this, and a test that
 //! replays its corpus.
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use bytes::Bytes;
 use prost::Message;
 
@@ -23,7 +23,7 @@ const SIZE: u64 = 1000;
 pub fn api_requests(input: &[u8]) {
     let Some((kind, bytes)) = input.split_first() else { return };
     match kind % 8 {
-        0..4 => rpc(kind % 32, bytes),
+        0..4 => rpc(kind % 40, bytes),
         4 => headers(bytes),
         5 => key(bytes),
         6 => token_file(bytes),
@@ -93,6 +93,7 @@ fn rpc(kind: u8, bytes: &[u8]) {
         12 => read!(ListEntriesRequest as operating::requests::Entries, bytes),
         13 => read!(PinRequest as operating::requests::Pin, bytes),
         14 => read!(ListDeadLettersRequest as operating::requests::Letters, bytes),
+        15 => read!(ListPinsRequest as operating::requests::Pins, bytes),
         _ => read!(ListHostsRequest as fleet::List, bytes),
     }
 }
@@ -123,7 +124,7 @@ fn headers(bytes: &[u8]) {
         }
     }
     let _ = guard::deadline(&headers);
-    let _ = guard::is_rpc(&headers);
+    let _ = guard::is_rpc(&Method::POST, &Uri::default(), &headers);
     let _ = guard::is_of_this_machine(&Uri::default(), &headers);
 }
 
@@ -135,7 +136,8 @@ fn key(bytes: &[u8]) {
     let parts: Vec<_> = text.split('/').collect();
     assert!(parts.len() > 3 && parts[0] == "models" && parts[1] == fetched.model.as_str(), "{text}");
     assert!(parts.iter().all(|part| !part.is_empty() && !part.starts_with('.')), "{text}");
-    assert_eq!(fetched.chunk.is_some(), parts[2] == "chunks", "{text}");
+    let is_chunk = matches!(fetched.content, Some(layout::Content::Chunk(_)));
+    assert_eq!(is_chunk, parts[2] == "chunks", "{text}");
 }
 
 /// A file of tokens.

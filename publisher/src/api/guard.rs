@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -19,6 +19,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout_at};
 
 use super::answers::Refusal;
 use super::shares::Shares;
+use super::strangers::Strangers;
 use super::tokens::{Caller, Tokens};
 use super::turns::Turns;
 use crate::metrics::api::Api as Figures;
@@ -31,7 +32,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const BAD_A_SECOND: NonZeroU32 = NonZeroU32::MIN.saturating_add(4);
 const BAD_AT_ONCE: NonZeroU32 = NonZeroU32::MIN.saturating_add(19);
 /// Paths that are answered to anybody: they tell of the server's health, and nothing of the store.
-const OPEN: [&str; 3] = ["/live", "/ready", "/grpc.health.v1.Health/"];
+const OPEN: &str = "/grpc.health.v1.Health/";
+/// How long such a request may take to come, and to be answered.
+const OPEN_PATIENCE: Duration = Duration::from_secs(3);
+/// Such requests at once from one address.
+const OPEN_OF_ONE: usize = 8;
 /// Requests of one caller, and of all who are not known, whose answers have not begun; more wait. Each may take as much
 /// memory as the largest message has bytes.
 const AT_HAND: usize = 96;
@@ -65,12 +70,15 @@ pub struct Gate {
     bounds: Bounds,
     turns: Turns<String>,
     bad: Turns<IpAddr>,
+    /// Lines in the log about them.
+    bad_told: Turns<()>,
     /// Requests and streams of one caller that are being answered.
     places: Shares,
     /// Requests of one caller whose answers have not begun: what has come of their messages is in memory.
     hands: Shares,
-    /// The same of what is answered to anybody.
+    /// The same of what is answered to anybody; and how many of them come from where.
     open: Semaphore,
+    open_from: Strangers,
     figures: Arc<Figures>,
 }
 
@@ -84,9 +92,11 @@ impl Gate {
             bounds,
             turns: Turns::new(a_second, a_second, PATIENCE),
             bad: Turns::new(BAD_A_SECOND, BAD_AT_ONCE, Duration::ZERO),
+            bad_told: Turns::new(NonZeroU32::MIN, NonZeroU32::MIN, Duration::ZERO),
             places: Shares::new(bounds.at_once),
             hands: Shares::new(AT_HAND),
             open: Semaphore::new(AT_HAND),
+            open_from: Strangers::new(OPEN_OF_ONE),
             figures,
         }
     }
@@ -115,7 +125,11 @@ impl Gate {
         if let Some(caller) = token.and_then(|token| tokens.caller(token)) {
             return Ok(caller);
         }
-        self.bad.take(neighbourhood(peer.ip()), Instant::now()).map_err(|again| {
+        let now = Instant::now();
+        if self.bad_told.take((), now).is_ok() {
+            tracing::warn!(from = %peer.ip(), has_token = token.is_some(), "a request without a valid token");
+        }
+        self.bad.take(neighbourhood(peer.ip()), now).map_err(|again| {
             Refusal::over_limit("too many requests without a valid token from this address", again)
         })?;
         Err(Refusal::unknown_caller())
@@ -140,7 +154,7 @@ impl Gate {
 
 /// Answers a request, or says why not.
 pub async fn guard(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    let is_rpc = is_rpc(request.headers());
+    let is_rpc = is_rpc(request.method(), request.uri(), request.headers());
     let method = method(&request, is_rpc);
     let _at_hand = gate.figures.begin();
     let answered = admitted(&gate, request, next, is_rpc).await;
@@ -162,20 +176,22 @@ async fn admitted(
     next: Next,
     is_rpc: bool,
 ) -> Result<Response, Refusal> {
-    let path = request.uri().path();
-    if OPEN.iter().any(|open| path.starts_with(open)) {
+    let connection = request.extensions().get::<Connection>();
+    let peer = connection.map_or(SocketAddr::from(([0, 0, 0, 0], 0)), |connection| connection.peer);
+    if request.uri().path().starts_with(OPEN) {
+        let again = Duration::from_secs(1);
+        let full = || Refusal::over_limit("too many requests about the server's health at once", again);
+        let _one = gate.open_from.admit(peer.ip()).ok_or_else(full)?;
         let answer = async {
             let _hand = gate.open.acquire().await;
             next.run(request).await
         };
-        return timeout_at(Instant::now() + PATIENCE, answer).await.map_err(|_| Refusal::too_late());
+        return timeout_at(Instant::now() + OPEN_PATIENCE, answer).await.map_err(|_| Refusal::too_late());
     }
     // Only browsers send one, and no page of the web has business here.
     if request.headers().contains_key(header::ORIGIN) {
         return Err(Refusal::forbidden("requests of web pages are not answered"));
     }
-    let connection = request.extensions().get::<Connection>();
-    let peer = connection.map_or(SocketAddr::from(([0, 0, 0, 0], 0)), |connection| connection.peer);
     let caller = gate.caller(&request, peer)?;
     if let Some(connection) = connection {
         connection.known.notify_one();
@@ -305,10 +321,13 @@ pub(super) fn neighbourhood(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether it is a request of gRPC.
-pub(super) fn is_rpc(headers: &HeaderMap) -> bool {
+/// Whether it is a request of gRPC. What is asked for as files are is none, whatever it says that it is: refusals of
+/// gRPC are answers that a cache in between could take for the file.
+pub(super) fn is_rpc(method: &Method, uri: &Uri, headers: &HeaderMap) -> bool {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    kind.is_some_and(|kind| kind.starts_with("application/grpc"))
+    method == Method::POST
+        && !uri.path().starts_with("/v1/")
+        && kind.is_some_and(|kind| kind.starts_with("application/grpc"))
 }
 
 /// How long the caller will wait, as gRPC has it: up to eight digits, and a unit.

@@ -10,6 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::names::{ChannelName, ModelName};
+use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::root::Root;
 use weighbridge_snapshots::watch::{StoreWatch, Told};
 
@@ -41,7 +42,7 @@ pub struct State {
     /// Whether it was looked at.
     pub looked: bool,
     /// Why what is known may be out of date.
-    pub stale: Option<Arc<str>>,
+    pub stale: Option<Arc<StoreError>>,
 }
 
 type Name = (ModelName, ChannelName);
@@ -82,24 +83,28 @@ impl Hub {
         }
         let (sender, receiver) = watch::channel(State::default());
         topics.insert(name.clone(), receiver.clone());
-        let watch = StoreWatch::new(&self.root, model.clone(), channel.clone(), None, self.interval);
-        tokio::spawn(run(watch, sender, Arc::clone(&self.topics), name, self.interval));
+        let (root, interval) = (self.root.clone(), self.interval);
+        tokio::spawn(run((root, name), sender, Arc::clone(&self.topics), interval));
         Ok(receiver)
     }
 }
 
+fn begun(root: &Root, (model, channel): &Name, interval: Duration) -> StoreWatch {
+    StoreWatch::new(root, model.clone(), channel.clone(), None, interval)
+}
+
 /// Watches a channel until nobody has followed it for a while.
 async fn run(
-    mut channel: StoreWatch,
+    (root, name): (Root, Name),
     sender: watch::Sender<State>,
     topics: Arc<Topics>,
-    name: Name,
     interval: Duration,
 ) {
+    let mut watched = begun(&root, &name, interval);
     let mut pause = interval;
     let mut alone = Duration::ZERO;
     loop {
-        match looked(&mut channel, &sender, interval).await {
+        match looked(&mut watched, &name, &sender, interval).await {
             Ok(told) => {
                 pause = interval;
                 sender.send_if_modified(|state| heard(state, told));
@@ -107,8 +112,11 @@ async fn run(
             Err(error) => {
                 let (model, channel) = &name;
                 tracing::warn!(%model, %channel, %error, "a channel that is followed cannot be read");
-                let why: Arc<str> = error.to_string().into();
-                sender.send_modify(|state| state.stale = Some(why));
+                if error.class() == Class::Integrity {
+                    // A log that went back, as one of a backup does: what stands there now is told, as it is.
+                    watched = begun(&root, &name, interval);
+                }
+                sender.send_modify(|state| state.stale = Some(Arc::new(error)));
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 sleep(pause).await;
             }
@@ -132,6 +140,7 @@ async fn run(
 /// One look; where it takes long, those who follow are told.
 async fn looked(
     channel: &mut StoreWatch,
+    (model, name): &Name,
     sender: &watch::Sender<State>,
     interval: Duration,
 ) -> weighbridge_snapshots::error::Result<Told> {
@@ -140,7 +149,9 @@ async fn looked(
     if let Ok(told) = timeout(interval * 2 + LOOK, next.as_mut()).await {
         return told;
     }
-    sender.send_modify(|state| state.stale = Some("the store has not answered for some seconds".into()));
+    let why = "the store has not answered for some seconds";
+    let error = StoreError::new(Class::Unreachable, format!("{model}@{name}"), why);
+    sender.send_modify(|state| state.stale = Some(Arc::new(error)));
     next.await
 }
 
@@ -154,5 +165,59 @@ fn heard(state: &mut State, told: Told) -> bool {
             state.entry = Some(Arc::new(Entry { entry: *entry, bytes }));
             true
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use weighbridge_schemas::channel::Reason;
+    use weighbridge_schemas::ids::SnapshotId;
+    use weighbridge_schemas::time::Timestamp;
+    use weighbridge_snapshots::channel::{Channel, Move, Operation};
+    use weighbridge_snapshots::layout;
+    use weighbridge_snapshots::root::Absent;
+
+    use super::*;
+
+    async fn append(root: &Root, (model, channel): &Name, step: u64) {
+        let when = Timestamp::from_nanoseconds(0);
+        let operation = Operation { id: format!("{step}"), who: "test".into(), when };
+        let to = Move {
+            snapshot: SnapshotId::of(&step.to_le_bytes()),
+            run: "r".parse().unwrap(),
+            step,
+            created_at: when,
+            reason: Reason::Publish,
+        };
+        let channel = Channel::new(root, model, channel);
+        channel.append(&operation, |_| Ok::<_, Infallible>(to.clone())).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_log_that_went_back_is_followed_as_it_is_then() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path().to_str().unwrap(), Absent::Refuse).unwrap();
+        let name: Name = ("m".parse().unwrap(), "prod".parse().unwrap());
+        for step in 1..=3 {
+            append(&root, &name, step).await;
+        }
+        let hub = Hub::new(root.clone(), Duration::from_millis(1));
+        let mut followed = hub.follow(&name.0, &name.1).unwrap();
+        let mut until = async |step: u64| {
+            let is_so = |state: &State| state.entry.as_ref().is_some_and(|entry| entry.entry.step == step);
+            let told = followed.wait_for(is_so).await.unwrap().entry.clone().unwrap();
+            told.entry.sequence
+        };
+        assert_eq!(until(3).await, 3);
+        // As a store does that was brought back from a backup.
+        let key = |sequence| layout::channel_entry(&name.0, &name.1, sequence);
+        let entry = |sequence| folder.path().join(key(sequence).as_ref());
+        std::fs::remove_file(entry(2)).unwrap();
+        std::fs::remove_file(entry(3)).unwrap();
+        assert_eq!(until(1).await, 1);
+        append(&root, &name, 7).await;
+        assert_eq!(until(7).await, 2);
     }
 }

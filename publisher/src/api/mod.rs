@@ -47,12 +47,13 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, Method, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use tonic::service::Routes;
 
 use answers::Refusal;
+use deeds::Deeds;
 use proto::fleet_server::FleetServer;
 use proto::operating_server::OperatingServer;
 use proto::publishing_server::PublishingServer;
@@ -60,7 +61,7 @@ use proto::snapshots_server::SnapshotsServer;
 use shared::Shared;
 
 /// The gRPC methods, for figures: `PACKAGE.SERVICE/METHOD`.
-pub const METHODS: [&str; 26] = [
+pub const METHODS: [&str; 28] = [
     "weighbridge.v1.Snapshots/Resolve",
     "weighbridge.v1.Snapshots/GetManifest",
     "weighbridge.v1.Snapshots/ListModels",
@@ -82,9 +83,11 @@ pub const METHODS: [&str; 26] = [
     "weighbridge.v1.Operating/ListEntries",
     "weighbridge.v1.Operating/Pin",
     "weighbridge.v1.Operating/Unpin",
+    "weighbridge.v1.Operating/ListPins",
     "weighbridge.v1.Operating/ListDeadLetters",
     "weighbridge.v1.Operating/GetDeadLetter",
     "weighbridge.v1.Operating/RequeueDeadLetter",
+    "weighbridge.v1.Operating/DiscardDeadLetter",
     "weighbridge.v1.Fleet/Report",
     "weighbridge.v1.Fleet/ListHosts",
 ];
@@ -102,17 +105,16 @@ const BODY_BYTES: usize = 64 << 10;
 ///
 /// # Errors
 /// Where the description of the protobuf, which reflection answers from, cannot be read.
-pub fn router(shared: &Arc<Shared>) -> crate::error::Result<Router> {
+pub fn router(shared: &Arc<Shared>, deeds: &Arc<Deeds>) -> crate::error::Result<Router> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTOR_SET)
         .build_v1()
         .map_err(|error| crate::error::Failure::internal("the API's description", error))?;
     let (_, health) = tonic_health::server::health_reporter();
-    let deeds = Arc::new(deeds::Deeds::new(Arc::clone(shared)));
     let hosts = Arc::default();
     let snapshots = SnapshotsServer::new(snapshots::Service(Arc::clone(shared)));
-    let publishing = PublishingServer::new(publishing::Service::new(Arc::clone(shared), Arc::clone(&deeds)));
-    let operating = OperatingServer::new(operating::Service::new(Arc::clone(shared), deeds));
+    let publishing = PublishingServer::new(publishing::Service::new(Arc::clone(shared), Arc::clone(deeds)));
+    let operating = OperatingServer::new(operating::Service::new(Arc::clone(shared), Arc::clone(deeds)));
     let fleet = FleetServer::new(fleet::Service(Arc::clone(&hosts)));
     let rpc = Routes::new(snapshots.max_decoding_message_size(MESSAGE_BYTES))
         .add_service(publishing.max_decoding_message_size(MESSAGE_BYTES))
@@ -129,8 +131,8 @@ pub fn router(shared: &Arc<Shared>) -> crate::error::Result<Router> {
 }
 
 /// Whatever is asked of a path behind which there is nothing.
-async fn nothing(headers: HeaderMap) -> Response {
-    if guard::is_rpc(&headers) {
+async fn nothing(method: Method, uri: Uri, headers: HeaderMap) -> Response {
+    if guard::is_rpc(&method, &uri, &headers) {
         return tonic::Status::unimplemented("there is no such method").into_http::<axum::body::Body>();
     }
     Refusal::nothing("there is nothing at this path").into_response()

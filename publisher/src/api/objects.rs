@@ -9,18 +9,24 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use weighbridge_schemas::ids::{ChunkId, SnapshotId};
+use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::ModelName;
 use weighbridge_schemas::snapshot::{Chunk, SnapshotManifest};
 use weighbridge_snapshots::error::{Class, Result, StoreError};
+use weighbridge_snapshots::layout::Content;
 use weighbridge_snapshots::root::Root;
 use weighbridge_snapshots::{layout, manifest};
 
+use super::shares::Shares;
+
 /// Bytes that are sent at a time.
 pub const PIECE: usize = 64 << 10;
-/// Chunks that are loaded into the cache at once.
+/// Chunks and manifests that are loaded into the cache at once, and those that one caller waits for.
 const LOADS: usize = 8;
+const LOADS_OF_ONE: usize = LOADS / 2;
+/// Larger manifests are read in pieces by whoever asks, and not kept, in bytes.
+const LARGE: u64 = 16 << 20;
 /// Pieces of a folder's objects that are read at once: each takes a thread, and a thread takes memory.
 const READS: usize = 32;
 /// Look-ups of rows at once; fewer than loads, so that hosts that fetch are not kept waiting by them.
@@ -45,15 +51,31 @@ impl Weighter<(ModelName, SnapshotId), Arc<SnapshotManifest>> for ByBytes {
     }
 }
 
+/// An object of the store that is being read for a caller.
+#[derive(Debug, Clone)]
+pub struct Object {
+    /// Its key.
+    pub key: Key,
+    /// What its bytes have to hash to, where the key says that.
+    pub content: Option<Content>,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Where reading ends.
+    pub end: u64,
+    /// What its caller may load at once.
+    pub share: Arc<Semaphore>,
+}
+
 type ByWeight<K, V> = Cache<K, V, ByBytes, DefaultHashBuilder>;
 
 /// A store's objects.
 #[derive(Debug)]
 pub struct Objects {
     root: Root,
-    chunks: ByWeight<Key, Bytes>,
+    kept: ByWeight<Key, Bytes>,
     manifests: ByWeight<(ModelName, SnapshotId), Arc<SnapshotManifest>>,
     loads: Semaphore,
+    shares: Shares,
     reads: Semaphore,
     /// Look-ups of rows: each keeps a chunk or two while it goes on.
     look_ups: Semaphore,
@@ -79,9 +101,10 @@ impl Objects {
     pub fn new(root: Root, memory: u64) -> Self {
         Self {
             root,
-            chunks: cache(memory / 4 * 3, 1024),
+            kept: cache(memory / 4 * 3, 1024),
             manifests: cache(memory / 4, 64),
             loads: Semaphore::new(LOADS),
+            shares: Shares::new(LOADS_OF_ONE),
             reads: Semaphore::new(READS),
             look_ups: Semaphore::new(LOOK_UPS),
         }
@@ -117,8 +140,8 @@ impl Objects {
     pub async fn chunk(&self, model: &ModelName, chunk: Chunk) -> Result<Bytes> {
         let key = layout::chunk(model, &chunk.id);
         let missing = || StoreError::new(Class::Integrity, &key, "the chunk is missing from the store");
-        let load = async { self.load(&key, chunk.id).await?.ok_or_else(missing) };
-        let bytes = self.chunks.get_or_insert_async(&key, load).await?;
+        let load = async { self.load(&key, Content::Chunk(chunk.id)).await?.ok_or_else(missing) };
+        let bytes = self.kept.get_or_insert_async(&key, load).await?;
         if bytes.len() as u64 == chunk.size {
             return Ok(bytes);
         }
@@ -126,55 +149,59 @@ impl Objects {
         Err(StoreError::new(Class::Integrity, &key, why))
     }
 
-    async fn load(&self, key: &Key, id: ChunkId) -> Result<Option<Bytes>> {
+    async fn load(&self, key: &Key, content: Content) -> Result<Option<Bytes>> {
         let _load = self.loads.acquire().await;
         let most = usize::try_from(limits::LARGEST_CHUNK_BYTES).unwrap_or(usize::MAX);
         let Some(bytes) = self.root.get(key, most).await? else { return Ok(None) };
         let hashed = bytes.clone();
-        let found = tokio::task::spawn_blocking(move || ChunkId::of(&hashed)).await;
-        if found.ok() == Some(id) {
+        let is_right = tokio::task::spawn_blocking(move || content.is_of(&hashed)).await;
+        if is_right.unwrap_or(false) {
             return Ok(Some(bytes));
         }
-        let why = "the chunk's bytes do not have the hash that is its name";
+        let why = "the object's bytes do not have the hash that is its name";
         Err(StoreError::new(Class::Integrity, key, why))
     }
 
-    /// The size of an object that is no chunk; `None` where it is not there.
-    ///
-    /// # Errors
-    /// As the store fails.
-    pub async fn size(&self, key: &Key) -> Result<Option<u64>> {
-        self.root.size(key).await
+    /// What a caller of this name may load at once.
+    #[must_use]
+    pub fn share(&self, caller: &str) -> Arc<Semaphore> {
+        self.shares.of(caller)
     }
 
-    /// The size of a chunk; `None` where it is not there. One of a bucket comes into the cache on the way.
+    /// The size of an object; `None` where it is not there. A chunk of a bucket comes into the cache on the way.
     ///
     /// # Errors
     /// As the store fails.
-    pub async fn chunk_size(&self, key: &Key, id: ChunkId) -> Result<Option<u64>> {
-        if !self.root.is_bucket() {
-            return self.root.size(key).await;
+    pub async fn size(&self, key: &Key, content: Option<Content>, share: &Semaphore) -> Result<Option<u64>> {
+        let kept = if !self.root.is_bucket() {
+            None
+        } else if let Some(chunk @ Content::Chunk(_)) = content {
+            return Ok(self.through_cache(key, chunk, share).await?.map(|bytes| bytes.len() as u64));
+        } else {
+            self.kept.get(key)
+        };
+        match kept {
+            Some(bytes) => Ok(Some(bytes.len() as u64)),
+            None => self.root.size(key).await,
         }
-        Ok(self.through_cache(key, id).await?.map(|bytes| bytes.len() as u64))
     }
 
-    /// The next bytes of an object from `from` on, at most `most` and [`PIECE`]; none where it is not there any more.
-    /// A chunk of a bucket that is read from its beginning comes into the cache on the way.
+    /// The next bytes of an object of `size` bytes from `from` on, up to `end` and at most [`PIECE`]; none where it is
+    /// not there any more. A chunk or manifest of a bucket that is read from its beginning comes into the cache on the
+    /// way.
     ///
     /// # Errors
     /// As the store fails.
-    pub async fn piece(
-        &self,
-        key: &Key,
-        chunk: Option<ChunkId>,
-        from: u64,
-        most: u64,
-    ) -> Result<Option<Bytes>> {
-        let most = usize::try_from(most).unwrap_or(usize::MAX).min(PIECE);
+    pub async fn piece(&self, object: &Object, from: u64) -> Result<Option<Bytes>> {
+        let Object { key, content, size, end, share } = object;
+        let most = usize::try_from(end.saturating_sub(from)).unwrap_or(usize::MAX).min(PIECE);
         if self.root.is_bucket() {
-            let cached = match (self.chunks.get(key), chunk) {
+            let is_small = matches!(content, Some(Content::Chunk(_))) || *size <= LARGE;
+            let cached = match (self.kept.get(key), content) {
                 (Some(bytes), _) => Some(bytes),
-                (None, Some(id)) if from == 0 => self.through_cache(key, id).await?,
+                (None, Some(content)) if from == 0 && is_small => {
+                    self.through_cache(key, *content, share).await?
+                }
                 _ => None,
             };
             if let Some(bytes) = cached {
@@ -188,11 +215,15 @@ impl Objects {
         Ok(self.root.get_range(key, from, most).await?.map(|(bytes, _)| bytes))
     }
 
-    /// A chunk out of the cache, where it is put first; `None` where it is not in the store.
-    async fn through_cache(&self, key: &Key, id: ChunkId) -> Result<Option<Bytes>> {
-        let absent = || StoreError::new(Class::NotFound, key, "no such chunk");
-        let load = async { self.load(key, id).await?.ok_or_else(absent) };
-        match self.chunks.get_or_insert_async(key, load).await {
+    /// An object out of the cache, where it is put first; `None` where it is not in the store.
+    async fn through_cache(&self, key: &Key, content: Content, share: &Semaphore) -> Result<Option<Bytes>> {
+        if let Some(bytes) = self.kept.get(key) {
+            return Ok(Some(bytes));
+        }
+        let _share = share.acquire().await;
+        let absent = || StoreError::new(Class::NotFound, key, "no such object");
+        let load = async { self.load(key, content).await?.ok_or_else(absent) };
+        match self.kept.get_or_insert_async(key, load).await {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.class() == Class::NotFound => Ok(None),
             Err(error) => Err(error),

@@ -119,7 +119,9 @@ impl Shared {
         let answered = timeout(FIRST_LOOK, looked).await.is_ok_and(|looked| looked.is_ok());
         let known = state.borrow().clone();
         if !answered || !known.looked {
-            return Err(unanswered(model, name));
+            // One that is damaged is so for whoever asks again, too.
+            let damage = known.stale.filter(|error| error.class() == Class::Integrity);
+            return Err(damage.map_or_else(|| unanswered(model, name), |error| (*error).clone().into()));
         }
         let last = known.entry.as_ref().map_or(0, |entry| entry.entry.sequence);
         let newer = watch::newest(self.objects.root(), model, name, last).await?;

@@ -7,19 +7,21 @@ use bytes::Bytes;
 use futures::stream::unfold;
 use futures::{Stream, StreamExt};
 use object_store::path::Path as Key;
+use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
 use weighbridge_schemas::channel::ChannelEntry;
-use weighbridge_schemas::ids::{ChunkId, SnapshotId};
+use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
 use weighbridge_schemas::time::Timestamp;
 use weighbridge_snapshots::error::{Class, StoreError};
+use weighbridge_snapshots::layout::Content;
 use weighbridge_snapshots::{catalog, layout, manifest};
 
 use super::answers::Refusal;
 use super::events::{Event, Follower};
 use super::hub::Entry;
-use super::objects::PIECE;
+use super::objects::{Object, PIECE};
 use super::proto;
 use super::proto::snapshots_server::Snapshots;
 use super::proto::watch_channel_response::Event as Told;
@@ -59,11 +61,12 @@ impl Snapshots for Service {
     ) -> Result<Response<Self::GetManifestStream>, Status> {
         let model = requests::model(&request.get_ref().model)?;
         let id = requests::snapshot(&request.get_ref().snapshot)?;
-        allowed(request.extensions(), &[Role::Fetch], &model)?;
-        let key = layout::snapshot(&model, &id);
-        let size = self.0.objects.size(&key).await.map_err(Refusal::from)?;
+        let caller = allowed(request.extensions(), &[Role::Fetch], &model)?;
+        let (key, content) = (layout::snapshot(&model, &id), Some(Content::Manifest(id)));
+        let share = self.0.objects.share(caller.name());
+        let size = self.0.objects.size(&key, content, &share).await.map_err(Refusal::from)?;
         let size = size.ok_or_else(|| Refusal::from(absent(&key)))?;
-        let pieces = Reading::of(&self.0, key, None, 0, size).pieces();
+        let pieces = Reading::of(&self.0, Object { key, content, size, end: size, share }, 0).pieces();
         let answers = pieces.map(move |piece| Ok(proto::GetManifestResponse { data: piece?.1, size }));
         Ok(Response::new(answers.boxed()))
     }
@@ -113,14 +116,16 @@ impl Snapshots for Service {
         let most = requests::page_size(request.page_size, 100, 1000)?;
         let names = catalog::channels(self.0.objects.root(), &model).await.map_err(Refusal::from)?;
         let (names, next_page_token) = page(names.iter().map(ToString::to_string), &request.page_token, most);
-        let mut channels = Vec::with_capacity(names.len());
+        let (mut channels, mut damaged) = (Vec::with_capacity(names.len()), Vec::new());
         for name in names {
             let name = requests::channel(&name)?;
-            if let Some(entry) = self.0.newest(&model, &name).await? {
-                channels.push(told(&name, &entry));
+            match self.0.newest(&model, &name).await {
+                Ok(entry) => channels.extend(entry.map(|entry| told(&name, &entry))),
+                Err(refusal) if refusal.is_damage() => damaged.push(name.to_string()),
+                Err(refusal) => return Err(refusal.into()),
             }
         }
-        Ok(Response::new(proto::ListChannelsResponse { channels, next_page_token }))
+        Ok(Response::new(proto::ListChannelsResponse { channels, next_page_token, damaged }))
     }
 
     type WatchChannelStream = Answers<proto::WatchChannelResponse>;
@@ -156,11 +161,11 @@ impl Snapshots for Service {
         request: Request<proto::ReadChunksRequest>,
     ) -> Result<Response<Self::ReadChunksStream>, Status> {
         let model = requests::model(&request.get_ref().model)?;
-        allowed(request.extensions(), &[Role::Fetch], &model)?;
+        let caller = allowed(request.extensions(), &[Role::Fetch], &model)?;
         let ranges = requests::ranges(&request.get_ref().chunks)?;
-        let shared = Arc::clone(&self.0);
+        let (shared, share) = (Arc::clone(&self.0), self.0.objects.share(caller.name()));
         let reads = futures::stream::iter((0u32..).zip(ranges)).flat_map(move |(index, range)| {
-            read(Arc::clone(&shared), model.clone(), range)
+            read(Arc::clone(&shared), Arc::clone(&share), &model, range)
                 .map(move |piece| {
                     let (offset, data) = piece?;
                     Ok(proto::ReadChunksResponse { index, offset, data })
@@ -238,19 +243,20 @@ fn absent(key: &Key) -> StoreError {
 /// The bytes of a chunk that are asked for.
 fn read(
     shared: Arc<Shared>,
-    model: ModelName,
+    share: Arc<Semaphore>,
+    model: &ModelName,
     range: Range,
-) -> impl Stream<Item = Result<(u64, Bytes), Status>> + Send {
-    let key = layout::chunk(&model, &range.chunk);
+) -> impl Stream<Item = Result<(u64, Bytes), Status>> + Send + use<> {
+    let (key, content) = (layout::chunk(model, &range.chunk), Some(Content::Chunk(range.chunk)));
     let begun = async move {
-        let size = shared.objects.chunk_size(&key, range.chunk).await.map_err(Refusal::from)?;
+        let size = shared.objects.size(&key, content, &share).await.map_err(Refusal::from)?;
         let size = size.ok_or_else(|| Refusal::from(absent(&key)))?;
         if range.offset > size {
             let why = format!("chunks: {key} has {size} bytes, and byte {} is asked for", range.offset);
             return Err(Status::from(Refusal::bad_request(why)));
         }
         let end = range.length.map_or(size, |length| size.min(range.offset + length));
-        Ok(Reading::of(&shared, key, Some(range.chunk), range.offset, end).pieces())
+        Ok(Reading::of(&shared, Object { key, content, size, end, share }, range.offset).pieces())
     };
     futures::stream::once(begun).flat_map(|begun| match begun {
         Ok(pieces) => pieces.boxed(),
@@ -261,39 +267,35 @@ fn read(
 /// An object that is being sent.
 pub(super) struct Reading {
     shared: Arc<Shared>,
-    key: Key,
-    chunk: Option<ChunkId>,
+    object: Object,
     from: u64,
-    end: u64,
 }
 
 impl Reading {
-    pub(super) fn of(shared: &Arc<Shared>, key: Key, chunk: Option<ChunkId>, from: u64, end: u64) -> Self {
-        Self { shared: Arc::clone(shared), key, chunk, from, end }
+    pub(super) fn of(shared: &Arc<Shared>, object: Object, from: u64) -> Self {
+        Self { shared: Arc::clone(shared), object, from }
     }
 
     /// Its pieces, each with where it begins: read when they are asked for, so that a slow reader takes one at a time.
     pub(super) fn pieces(self) -> impl Stream<Item = Result<(u64, Bytes), Status>> + Send {
         unfold(self, |mut reading| async move {
-            if reading.from >= reading.end {
+            let Self { shared, object, from } = &mut reading;
+            if *from >= object.end {
                 return None;
             }
-            let Self { shared, key, chunk, from, end } = &reading;
-            let piece = shared.objects.piece(key, *chunk, *from, end - from).await;
-            let piece = match piece {
+            let piece = match shared.objects.piece(object, *from).await {
                 Ok(Some(piece)) if !piece.is_empty() && piece.len() <= PIECE => {
                     shared.figures.sends(piece.len());
                     let begin = *from;
-                    reading.from += piece.len() as u64;
+                    *from += piece.len() as u64;
                     Ok((begin, piece))
                 }
                 Ok(_) => {
-                    let error = absent(key);
-                    reading.from = *end;
-                    Err(Refusal::from(error).into())
+                    *from = object.end;
+                    Err(Refusal::from(absent(&object.key)).into())
                 }
                 Err(error) => {
-                    reading.from = *end;
+                    *from = object.end;
                     Err(Refusal::from(error).into())
                 }
             };

@@ -21,6 +21,7 @@ use weighbridge_snapshots::layout;
 use super::answers::Refusal;
 use super::events::{Event, Follower};
 use super::guard::Connection;
+use super::objects::Object;
 use super::requests;
 use super::shared::{Shared, allowed};
 use super::snapshots::Reading;
@@ -50,14 +51,11 @@ async fn object(
     let absent =
         || StoreError::new(Class::NotFound, "object", "there is no such object, or none that hosts read");
     let fetched = layout::fetched(&key).ok_or_else(absent)?;
-    allowed(request.extensions(), &[Role::Fetch], &fetched.model)?;
-    let size = match fetched.chunk {
-        Some(id) => shared.objects.chunk_size(&fetched.key, id).await?,
-        None => shared.objects.size(&fetched.key).await?,
-    };
-    let size = size.ok_or_else(absent)?;
+    let caller = allowed(request.extensions(), &[Role::Fetch], &fetched.model)?;
+    let (key, content, share) = (fetched.key, fetched.content, shared.objects.share(caller.name()));
+    let size = shared.objects.size(&key, content, &share).await?.ok_or_else(absent)?;
     // The key names the content: nothing else will ever be there.
-    let tag = format!("\"{}\"", fetched.key.filename().unwrap_or_default());
+    let tag = format!("\"{}\"", key.filename().unwrap_or_default());
     let headers = request.headers();
     let condition = conditions(headers, &tag, size);
     let outside = condition == Condition::Outside;
@@ -82,7 +80,8 @@ async fn object(
             let body = if request.method() == Method::HEAD {
                 Body::empty()
             } else {
-                let pieces = Reading::of(&shared, fetched.key, fetched.chunk, from, end).pieces();
+                let object = Object { key, content, size, end, share };
+                let pieces = Reading::of(&shared, object, from).pieces();
                 Body::from_stream(pieces.map(|piece| piece.map(|(_, bytes)| bytes)))
             };
             answer.body(body)
@@ -213,7 +212,7 @@ fn line(event: &Event) -> Bytes {
         Event::Heartbeat(stale) => {
             let mut beat = json!({ "heartbeat": clock::now() });
             if let Some(why) = stale {
-                beat["stale"] = json!(&**why);
+                beat["stale"] = json!(why.to_string());
             }
             line = beat.to_string().into_bytes();
         }

@@ -15,6 +15,7 @@ use super::worker::Opened;
 use super::{Context, LISTENING, given};
 use crate::api;
 use crate::api::audit::Audit;
+use crate::api::deeds::Deeds;
 use crate::api::guard::Gate;
 use crate::api::hub::Hub;
 use crate::api::listen::{self, Lives};
@@ -27,6 +28,9 @@ use crate::error::{Failure, Result};
 use crate::http::cannot_listen;
 use crate::sources::Allowed;
 use crate::worker::Stop;
+
+/// How long what was begun may take when the server stops: first answers, then changes that were asked for.
+const GRACE: Duration = Duration::from_secs(20);
 
 /// How the API is offered.
 #[derive(Debug, Args)]
@@ -205,7 +209,8 @@ impl Server {
             sources: self.sources,
             figures: Arc::clone(&figures),
         });
-        let router = api::router(&shared)?;
+        let deeds = Arc::new(Deeds::new(Arc::clone(&shared)));
+        let router = api::router(&shared, &deeds)?;
         let mut followed = tokio::task::JoinSet::new();
         if let Some(tokens) = self.tokens {
             followed.spawn(tokens.follow());
@@ -213,9 +218,9 @@ impl Server {
         if let Some(tls) = &self.tls {
             followed.spawn(Arc::clone(tls).follow());
         }
-        let lives =
-            Lives { connections: limits.connections, age: limits.age, grace: Duration::from_secs(20) };
+        let lives = Lives { connections: limits.connections, age: limits.age, grace: GRACE };
         listen::serve(self.listener, self.tls, router, lives, figures, stop).await;
+        deeds.end(GRACE).await;
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! `dead`: messages that could not be published, whole, and why; queued again or discarded.
 
 use std::cmp::Reverse;
+use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -12,8 +13,8 @@ use weighbridge_snapshots::root::{Absent, Root};
 use super::Context;
 use super::channels::seconds;
 use super::jobs::{event_cells, events_table};
-use super::output::{count, error_cell, lines, plain, short, table};
-use crate::error::Result;
+use super::output::{count, error_cell, error_object, lines, plain, short, table};
+use crate::error::{Failure, Result};
 use crate::operations::Page;
 use crate::operations::dead::{self, Letter};
 
@@ -66,19 +67,22 @@ enum Command {
 }
 
 impl Dead {
-    pub(super) async fn run(self, context: &Context) -> Result<()> {
+    pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         let root = context.root(Absent::Refuse)?;
         match self.command {
-            Some(Command::Show { id }) => show(context, &root, id).await,
-            Some(Command::Requeue { ids, again }) => requeue(context, &root, &ids, again).await,
-            Some(Command::Discard { ids }) => discard(context, &root, &ids).await,
-            None => list(context, &root, self.all).await,
+            Some(Command::Show { id }) => show(context, &root, id).await?,
+            Some(Command::Requeue { ids, again }) => requeue(context, &root, &ids, again).await?,
+            Some(Command::Discard { ids }) => discard(context, &root, &ids).await?,
+            None => return list(context, &root, self.all).await,
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn list(context: &Context, root: &Root, all: bool) -> Result<()> {
-    let mut letters = dead::list(root, all, |_| true, Page::first(usize::MAX)).await?.letters;
+async fn list(context: &Context, root: &Root, all: bool) -> Result<ExitCode> {
+    let dead::Listed { mut letters, damage, .. } =
+        dead::list(root, all, |_| true, Page::first(usize::MAX)).await?;
+    let failure = damage.map(Failure::from);
     letters.sort_by_key(|letter| Reverse(letter.letter.when));
     let documents: Vec<_> = letters
         .iter()
@@ -89,7 +93,11 @@ async fn list(context: &Context, root: &Root, all: bool) -> Result<()> {
             })
         })
         .collect();
-    context.output.listing(&json!({ "dead": documents }), || {
+    let mut listing = json!({ "dead": documents });
+    if let Some(failure) = &failure {
+        listing["error"] = error_object(failure);
+    }
+    context.output.listing(&listing, || {
         let cells = |Letter { letter, id, fate }: &Letter| {
             vec![
                 letter_name(id),
@@ -105,7 +113,9 @@ async fn list(context: &Context, root: &Root, all: bool) -> Result<()> {
             &letters.iter().map(cells).collect::<Vec<_>>(),
         )
     });
-    Ok(())
+    let Some(failure) = failure else { return Ok(ExitCode::SUCCESS) };
+    context.output.failure_line(&failure);
+    Ok(ExitCode::from(failure.exit as u8))
 }
 
 /// A job's id whole, of another the first digits.

@@ -468,7 +468,7 @@ async fn run(command: Command, context: &Context) -> Result<ExitCode> {
         Command::Serve(serve) => serve.run(context).await?,
         Command::Jobs(jobs) => return jobs.run(context).await,
         Command::Republish(republish) => return republish.run(context).await,
-        Command::Dead(dead) => dead.run(context).await?,
+        Command::Dead(dead) => return dead.run(context).await,
         Command::Queue(queue) => queue.run(context).await?,
         Command::Policy(policy) => policy.run(context).await?,
         Command::Fleet(fleet) => return fleet.run(context).await,

@@ -83,7 +83,7 @@ impl Api {
             Some(text) => parse_bytes(text).map_err(|why| Failure::usage(format!("api.memory: {why}")))?,
             None => 256 << 20,
         };
-        let memory = between("memory", memory, 16 << 20, 1 << 40)?;
+        let memory = between("memory", memory, 64 << 20, 1 << 40)?;
         let narrow = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let rate = u32::try_from(rate).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         Ok(Limits {

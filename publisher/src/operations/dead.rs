@@ -7,7 +7,7 @@ use weighbridge_queue::Queue;
 use weighbridge_queue::message::{Device, Kind as MessageKind, Message, Priority};
 use weighbridge_schemas::dead::DeadLetter;
 use weighbridge_schemas::error::{Kind, shorten};
-use weighbridge_schemas::job::{JobRecord, Republish, RepublishSchema};
+use weighbridge_schemas::job::{JobId, JobRecord, Republish, RepublishSchema};
 use weighbridge_schemas::names::ModelName;
 use weighbridge_snapshots::dead::{self, Fate};
 use weighbridge_snapshots::error::{Class, StoreError};
@@ -15,7 +15,7 @@ use weighbridge_snapshots::jobs::Job;
 use weighbridge_snapshots::reference::PREFIX_DIGITS;
 use weighbridge_snapshots::root::Root;
 
-use super::{Page, is_prefix};
+use super::{Page, is_prefix, whole};
 use crate::clock;
 use crate::error::{Exit, Failure, Result};
 use crate::steps::messages;
@@ -41,6 +41,8 @@ pub struct Listed {
     pub letters: Vec<Letter>,
     /// Where the next page begins: behind this id. `None` where there is none.
     pub next: Option<String>,
+    /// The first that cannot be read, and is left out.
+    pub damage: Option<StoreError>,
 }
 
 /// Dead letters: those that nothing became of yet, or `all`; of models that `wanted` takes.
@@ -53,7 +55,7 @@ pub async fn list(
     wanted: impl Fn(Option<&ModelName>) -> bool,
     page: Page<'_, String>,
 ) -> Result<Listed> {
-    let mut listed = Listed { letters: Vec::new(), next: None };
+    let mut listed = Listed { letters: Vec::new(), next: None, damage: None };
     let letters = dead::list(root).await?.into_iter();
     let of_interest = |(id, fate): &(String, Fate)| {
         (all || *fate == Fate::Waiting) && page.after.is_none_or(|after| id > after)
@@ -63,11 +65,12 @@ pub async fn list(
     while let Some((id, fate)) = behind.next() {
         reads += 1;
         // A page of whole ones would take much memory.
-        let mut letter = dead::get(root, &id).await?;
-        letter.body.0 = Vec::new();
-        letter.history = Vec::new();
         let last = id.clone();
-        if wanted(letter.model.as_ref()) {
+        if let Some(mut letter) = whole(dead::get(root, &id).await, &mut listed.damage)?
+            && wanted(letter.model.as_ref())
+        {
+            letter.body.0 = Vec::new();
+            letter.history = Vec::new();
             listed.letters.push(Letter { id, fate, letter });
         }
         if listed.letters.len() >= page.most || reads >= page.reads {
@@ -121,7 +124,8 @@ pub struct Again {
     pub message: Message,
 }
 
-/// What is sent to queue these letters again, each with a new id. All are looked at before the first is sent.
+/// What is sent to queue these letters again, each with a new id; the same one, where it was sent before and that could
+/// not be noted. All are looked at before the first is sent.
 ///
 /// # Errors
 /// As [`find`]; a conflict for one that was requeued before, unless `again`; a permanent failure for one that cannot
@@ -133,13 +137,17 @@ pub async fn again(root: &Root, ids: &[String], again: bool, who: &str) -> Resul
             return Err(requeued_before(root, &id).await?);
         }
         let letter = dead::get(root, &id).await?;
-        let message = message(root, &id, &letter, who).await?;
+        let job = match fate {
+            Fate::Requeued => clock::operation_id(),
+            Fate::Waiting | Fate::Discarded => JobId::of(format!("requeue of {id}").as_bytes()).to_string(),
+        };
+        let message = message(root, (&id, job), &letter, who).await?;
         letters.push(Again { letter: id, message });
     }
     Ok(letters)
 }
 
-/// Sends these, and notes it. A crash in between has a message sent twice, and never lost.
+/// Sends these, and notes it. A crash in between has a message sent twice under one id, and never lost.
 ///
 /// # Errors
 /// As the store or the queue fails.
@@ -161,8 +169,7 @@ async fn requeued_before(root: &Root, id: &str) -> Result<Failure> {
 }
 
 /// What is sent for a dead letter. What an operator asked for is asked for again; else it is what the trainer dropped.
-async fn message(root: &Root, id: &str, letter: &DeadLetter, who: &str) -> Result<Message> {
-    let job = clock::operation_id();
+async fn message(root: &Root, (id, job): (&str, String), letter: &DeadLetter, who: &str) -> Result<Message> {
     if let Some(record) = asked_for(root, letter).await? {
         let mut manifest = record.manifest;
         manifest.id = job;

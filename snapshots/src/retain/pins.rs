@@ -43,13 +43,21 @@ async fn latest(root: &Root, model: &ModelName, id: &SnapshotId) -> Result<(u64,
     Err(StoreError::new(Class::Integrity, layout::pin(model, id), why))
 }
 
+/// The snapshots of a model that were ever pinned, and of which that is still written, sorted.
+///
+/// # Errors
+/// As the store fails.
+pub async fn spoken_of(root: &Root, model: &ModelName) -> Result<Vec<SnapshotId>> {
+    catalog::folders(root, &layout::pins(model)).await
+}
+
 /// The pinned snapshots of a model.
 ///
 /// # Errors
 /// As [`get`].
 pub async fn list(root: &Root, model: &ModelName) -> Result<BTreeSet<SnapshotId>> {
     let mut pinned = BTreeSet::new();
-    for id in catalog::folders::<SnapshotId>(root, &layout::pins(model)).await? {
+    for id in spoken_of(root, model).await? {
         if get(root, model, &id).await?.is_some_and(|pin| pin.pinned) {
             pinned.insert(id);
         }

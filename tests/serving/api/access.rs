@@ -361,3 +361,30 @@ async fn pages_of_the_web_are_not_answered() {
     let with_token = get(&closed, "/v1/models/m/resolve", Some(&host), &[("host", "example.org")]).await;
     assert_eq!(with_token.status, 200, "who has a token may call the server by any name");
 }
+
+/// Whatever stands between may keep what is answered with 200: a refusal never is, however it is asked for.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_refusal_can_be_taken_for_a_file() {
+    let store = Store::new();
+    let snapshot = publish(&store, "m", 1);
+    let (chunk, _) = chunks(&store, "m", &snapshot).swap_remove(0);
+    token(&store, "hosts", &["fetch"], "m", &[]);
+    let tokens = store.folder.path().join("tokens.toml");
+    let served = Served::start(&store, "", &["--tokens", tokens.to_str().unwrap()]);
+    let object = super::served::chunk_path("m", &chunk);
+    for path in [object.as_str(), "/v1/nothing", "/weighbridge.v1.Snapshots/Resolve"] {
+        for kind in ["application/grpc", "application/grpc+proto", "text/plain"] {
+            for more in
+                [("accept", "*/*"), ("origin", "https://example.org"), ("authorization", "Bearer wb_x")]
+            {
+                let answer = get(&served, path, None, &[("content-type", kind), more]).await;
+                let kept = answer.headers.get("cache-control").map(String::as_str);
+                assert!(
+                    answer.status >= 400 && kept == Some("no-store"),
+                    "{path} {kind} {more:?} {}",
+                    answer.status
+                );
+            }
+        }
+    }
+}

@@ -108,6 +108,8 @@ async fn many_hosts_read_the_bucket_once_and_watching_lists_nothing() {
     for chunk in &chunks {
         assert!(house.asked(|asked| asked.key.ends_with(chunk.as_str())) <= 2, "{chunk}");
     }
+    let manifests = house.asked(|asked| asked.is_get() && asked.key.ends_with(&snapshot));
+    assert!((1..=2).contains(&manifests), "{manifests} reads of the manifest");
     // Watching goes on, and asks for the next entry alone: as often for ten as for one.
     house.proxy.forget();
     tokio::time::sleep(Duration::from_secs(4)).await;

@@ -5,6 +5,7 @@ mod access;
 mod bounds;
 mod certified;
 mod crowd;
+mod damaged;
 mod fronted;
 mod garbage;
 mod herd;

@@ -111,7 +111,7 @@ fn host(heard: Heard) -> proto::Host {
         serving: serving.map(|serving| serving.snapshot.to_string()).unwrap_or_default(),
         serving_sequence: serving.map(|serving| serving.sequence).unwrap_or_default(),
         wanted_sequence: wanted.map(|wanted| wanted.sequence).unwrap_or_default(),
-        age_seconds: status.age_seconds.unwrap_or_default(),
+        age_seconds: status.age_seconds,
         last_error: status.last_error.map(|why| why.message).unwrap_or_default(),
     }
 }

@@ -21,7 +21,7 @@ use super::answers::Refusal;
 use super::deeds::{Asked, Asker, Deeds, Done};
 use super::proto;
 use super::proto::operating_server;
-use super::requests::channel;
+use super::requests::{channel as channel_named, digits};
 use super::shared::{Shared, caller, operates_any, permitted};
 use super::snapshots::{entry_of, moment};
 use super::tokens::{Caller, Role};
@@ -29,11 +29,11 @@ use crate::error::{Exit, Failure};
 use crate::operations::Page;
 use crate::operations::moves::{self, Moved, Roots};
 use crate::operations::{channels, dead, pins};
-use requests::{Entries, Letters, Named, Pin, Promote, Rollback, letter};
+use requests::{Entries, Letters, Named, Pin, Pins, Promote, Rollback, letter};
 
 /// How far back a channel's log is searched for the entry of a request that is made again.
 const OWN_ENTRY: usize = 50;
-/// Most dead letters that are read for one page of a list.
+/// Most pins or dead letters that are read for one page of a list.
 const READS: usize = 200;
 /// Most bytes of entries on a page of a log: callers take messages of 4 MiB.
 const PAGE_BYTES: usize = 2 << 20;
@@ -76,12 +76,11 @@ impl Change {
 
     /// What was asked for, where it was asked for by an id or digits of it.
     fn digits(&self) -> Option<&str> {
-        let to = match self {
-            Self::Promote(promote) => promote.to.at.as_deref(),
+        match self {
+            Self::Promote(promote) => promote.to.at.as_deref().filter(|to| digits("to", to).is_ok()),
             Self::Rollback(rollback) => rollback.to.as_deref(),
             Self::Hold(_) | Self::Release(_) => None,
-        };
-        to.filter(|to| to.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        }
     }
 
     async fn carry_out(&self, roots: &Roots, operation: &Operation) -> Result<Moved, Refusal> {
@@ -106,7 +105,14 @@ impl Change {
         let Some(entry) = Channel::new(root, model, channel).entry_of(operation, OWN_ENTRY).await? else {
             return Ok(None);
         };
-        if self.digits().is_none_or(|digits| entry.snapshot.to_string().starts_with(digits)) {
+        let is_another = |digits: &&str| !entry.snapshot.to_string().starts_with(digits);
+        let Some(another) = self.digits().filter(is_another) else {
+            return Ok(Some(Moved { entry, changed: true }));
+        };
+        // A channel may be called so, and point elsewhere by now.
+        if let Ok(named) = channel_named(another)
+            && Channel::new(root, model, &named).latest().await?.is_some()
+        {
             return Ok(Some(Moved { entry, changed: true }));
         }
         let message = format!(
@@ -155,7 +161,7 @@ impl Service {
                 None => change.carry_out(&roots, &operation).await?,
             };
             let (before, after) = (moved.entry.previous, moved.entry.snapshot);
-            let answer = answer(&roots.appending, &model, &channel, moved).await?;
+            let answer = answer(&roots.appending, &model, &channel, moved).await;
             Ok(Done { answer, before: before.map(|id| id.to_string()), after: Some(after.to_string()) })
         });
         Ok(Response::new(done.await?))
@@ -187,6 +193,27 @@ impl Service {
             .await
     }
 
+    async fn pins(
+        &self,
+        request: Request<proto::ListPinsRequest>,
+    ) -> Result<proto::ListPinsResponse, Refusal> {
+        let caller = caller(request.extensions())?;
+        let Pins { model, most, after } = request.into_inner().try_into()?;
+        permitted(&caller, &[Role::Operate], &model)?;
+        let page = Page { most, reads: READS, after: after.as_ref() };
+        let listed = pins::list(&self.roots.demanding, &model, page).await?;
+        let pins = listed.pins.into_iter().map(|(id, pin)| proto::SnapshotPin {
+            snapshot: id.to_string(),
+            why: pin.why,
+            who: pin.who,
+            when: Some(moment(pin.when)),
+        });
+        Ok(proto::ListPinsResponse {
+            pins: pins.collect(),
+            next_page_token: listed.next.map(|next| next.to_string()).unwrap_or_default(),
+        })
+    }
+
     async fn letters(
         &self,
         request: Request<proto::ListDeadLettersRequest>,
@@ -202,6 +229,9 @@ impl Service {
         };
         let page = Page { most, reads: READS, after: after.as_ref() };
         let listed = dead::list(&self.roots.demanding, false, wanted, page).await?;
+        if let Some(error) = &listed.damage {
+            tracing::warn!(%error, "a dead letter is left out of a list");
+        }
         let letters = listed.letters.into_iter();
         Ok(proto::ListDeadLettersResponse {
             letters: letters.map(|letter| told(letter.id, letter.letter)).collect(),
@@ -249,6 +279,25 @@ impl Service {
             .await
     }
 
+    async fn discarded(&self, request: Request<proto::DiscardDeadLetterRequest>) -> Result<(), Refusal> {
+        let asker = Asker::of(&request)?;
+        let mut asked = Asked { action: "discard", ..Asked::default() };
+        let id = match letter(&request.into_inner().id) {
+            Ok(id) => id,
+            Err(refusal) => return Err(self.deeds.refused(&asker, &asked, refusal)),
+        };
+        asked.object.clone_from(&id);
+        let (shared, who, caller) = (Arc::clone(&self.shared), asker.who(), asker.caller.clone());
+        let allowed = operates_any(&caller);
+        self.deeds
+            .run(asker, asked, allowed, async move {
+                seen(&shared.root, &caller, &id).await?;
+                dead::discard(&shared.root, &[id], &who).await?;
+                Ok(Done { answer: (), before: None, after: Some("discarded".to_owned()) })
+            })
+            .await
+    }
+
     async fn entries(
         &self,
         request: Request<proto::ListEntriesRequest>,
@@ -273,7 +322,7 @@ impl Service {
 
 /// What a reference points at, of which nothing is told but that it is not there: other models are nobody's business.
 async fn located(root: &Root, reference: &Reference) -> Result<SnapshotId, Refusal> {
-    match reference.resolve(root, &channel("")?).await {
+    match reference.resolve(root, &channel_named("")?).await {
         Ok(located) => Ok(located.snapshot),
         Err(error) if error.class() == Class::NotFound => {
             let why = "the model has no such channel or snapshot, or there is no such model";
@@ -294,9 +343,11 @@ fn operates(caller: &Caller, model: Option<&ModelName>) -> bool {
 /// A dead letter that the caller may see. Others are not there.
 async fn seen(root: &Root, caller: &Caller, id: &str) -> Result<DeadLetter, Refusal> {
     operates_any(caller)?;
-    let letter = letters::get(root, id).await?;
-    if operates(caller, letter.model.as_ref()) {
-        return Ok(letter);
+    match letters::get(root, id).await {
+        Ok(letter) if operates(caller, letter.model.as_ref()) => return Ok(letter),
+        Ok(_) => {}
+        Err(error) if error.class() == Class::NotFound => {}
+        Err(error) => return Err(error.into()),
     }
     let why = "there is no such dead letter of a model that the token operates";
     Err(StoreError::new(Class::NotFound, id, why).into())
@@ -319,18 +370,15 @@ fn told(id: String, letter: DeadLetter) -> proto::DeadLetter {
     }
 }
 
-async fn answer(
-    root: &Root,
-    model: &ModelName,
-    channel: &ChannelName,
-    moved: Moved,
-) -> Result<proto::MoveResponse, Refusal> {
+/// The channel has moved: that its log cannot be read just now does not undo it.
+async fn answer(root: &Root, model: &ModelName, channel: &ChannelName, moved: Moved) -> proto::MoveResponse {
     let Moved { entry, changed } = moved;
     // What others wrote may say more than this version reads.
     let part = Channel::new(root, model, channel).log_before(entry.sequence.saturating_add(1), 1).await;
-    let stored = part?.entries.into_iter().find(|(stored, _)| *stored == entry).map(|(_, bytes)| bytes);
+    let entries = part.map(|part| part.entries).unwrap_or_default();
+    let stored = entries.into_iter().find(|(stored, _)| *stored == entry).map(|(_, bytes)| bytes);
     let document = stored.unwrap_or_else(|| entry.to_bytes().into());
-    Ok(proto::MoveResponse { entry: Some(entry_of(channel, &entry, document)), changed })
+    proto::MoveResponse { entry: Some(entry_of(channel, &entry, document)), changed }
 }
 
 #[tonic::async_trait]
@@ -383,6 +431,13 @@ impl operating_server::Operating for Service {
         Ok(Response::new(proto::UnpinResponse { snapshot }))
     }
 
+    async fn list_pins(
+        &self,
+        request: Request<proto::ListPinsRequest>,
+    ) -> Result<Response<proto::ListPinsResponse>, Status> {
+        Ok(Response::new(self.pins(request).await?))
+    }
+
     async fn list_dead_letters(
         &self,
         request: Request<proto::ListDeadLettersRequest>,
@@ -403,5 +458,13 @@ impl operating_server::Operating for Service {
         request: Request<proto::RequeueDeadLetterRequest>,
     ) -> Result<Response<proto::RequeueDeadLetterResponse>, Status> {
         Ok(Response::new(self.requeued(request).await?))
+    }
+
+    async fn discard_dead_letter(
+        &self,
+        request: Request<proto::DiscardDeadLetterRequest>,
+    ) -> Result<Response<proto::DiscardDeadLetterResponse>, Status> {
+        self.discarded(request).await?;
+        Ok(Response::new(proto::DiscardDeadLetterResponse {}))
     }
 }

@@ -1,5 +1,6 @@
 //! What operators ask for, checked.
 
+use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
 use weighbridge_snapshots::reference::Reference;
 
@@ -9,7 +10,7 @@ use crate::api::requests::{channel, digits, model, optional, page_size, page_tok
 use crate::operations::is_prefix;
 use crate::operations::pins::WHY_BYTES;
 
-/// Entries, or letters, on a page: usually, and at most.
+/// Entries, pins or letters on a page: usually, and at most.
 const PAGE: (usize, usize) = (20, 100);
 /// Longest id of a dead letter: the hash of a message.
 const LETTER_BYTES: usize = 64;
@@ -157,6 +158,29 @@ impl TryFrom<proto::UnpinRequest> for Pin {
     }
 }
 
+/// A page of a model's pins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pins {
+    /// The model.
+    pub model: ModelName,
+    /// How many.
+    pub most: usize,
+    /// Behind which.
+    pub after: Option<SnapshotId>,
+}
+
+impl TryFrom<proto::ListPinsRequest> for Pins {
+    type Error = Refusal;
+
+    fn try_from(request: proto::ListPinsRequest) -> Result<Self, Refusal> {
+        Ok(Self {
+            model: model(&request.model)?,
+            most: page_size(request.page_size, PAGE.0, PAGE.1)?,
+            after: page_token(&request.page_token)?,
+        })
+    }
+}
+
 /// A page of dead letters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Letters {
@@ -242,6 +266,8 @@ mod tests {
         let entries =
             proto::ListEntriesRequest { model: "m".into(), page_token: "-1".into(), ..Default::default() };
         assert!(told(Entries::try_from(entries)).starts_with("page_token: "));
+        let pins = proto::ListPinsRequest { model: "m".into(), page_token: "x".into(), ..Default::default() };
+        assert!(told(Pins::try_from(pins)).starts_with("page_token: "));
         let letters = proto::ListDeadLettersRequest { page_token: "0".repeat(65), ..Default::default() };
         assert!(told(Letters::try_from(letters)).starts_with("page_token: "));
     }
