@@ -210,10 +210,10 @@ async fn missing_in(
 
 /// Which of these files, each of which may hold what is said of it, do so to the last byte.
 pub(super) async fn whole(files: Vec<(PathBuf, &SnapshotFile)>, limits: &Limits) -> Result<Vec<bool>> {
-    let pieces = files
-        .iter()
-        .enumerate()
-        .flat_map(|(at, (path, file))| pieces_at(path.clone(), file).map(move |piece| (at, piece)));
+    let mut pieces = Vec::new();
+    for (at, (path, file)) in files.iter().enumerate() {
+        pieces.extend(pieces_at(path.clone(), file).map(|piece| (at, piece)));
+    }
     let mut looks = futures::stream::iter(pieces)
         .map(|(at, piece)| apart("reading", move || Ok((at, holds(&piece).unwrap_or(false)))))
         .buffer_unordered(limits.chunks.max(1));

@@ -200,3 +200,22 @@ fn pauses_grow_and_are_bounded() {
     assert!((0..50).map(|_| pause(1)).all(|pause| pause <= 2 * PAUSES.0));
     assert!((0..200).map(|_| pause(60)).any(|pause| pause > PAUSES.1 / 2));
 }
+
+/// A server in Rust may follow in a task of its own runtime.
+#[tokio::test]
+async fn following_is_a_task_like_any_other() {
+    let house = House::new();
+    let first = house.publish(1, &texts(1)).await;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let follows = tokio::spawn(house.follower().await.run(async { drop(stopped.await) }));
+    let is_swapped = async {
+        while house.told.lock().unwrap().1 == 0 {
+            sleep(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), is_swapped).await.unwrap();
+    stop.send(()).unwrap();
+    follows.await.unwrap();
+    let current = std::fs::read_link(house.folder().join("current")).unwrap();
+    assert!(current.ends_with(first.to_string()));
+}
