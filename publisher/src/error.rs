@@ -120,9 +120,11 @@ impl From<StoreError> for Failure {
             StoreClass::DiskFull | StoreClass::Conflict | StoreClass::Refused | StoreClass::Hook => {
                 Exit::Failed
             }
-            StoreClass::ReadOnly | StoreClass::Unreachable | StoreClass::AccessDenied | StoreClass::Unfit => {
-                Exit::Unreachable
-            }
+            StoreClass::ReadOnly
+            | StoreClass::Unreachable
+            | StoreClass::Host
+            | StoreClass::AccessDenied
+            | StoreClass::Unfit => Exit::Unreachable,
             StoreClass::BadLocation => Exit::Usage,
         };
         Self { kind: error.kind(), class: error.class().as_str(), message: error.to_string(), exit }

@@ -4,6 +4,8 @@ use std::error::Error as _;
 use std::fmt;
 use std::io;
 
+use rustix::io::Errno;
+
 use weighbridge_schemas::error::Kind;
 
 /// A stable class of failure; the names are part of the command line's contract.
@@ -19,6 +21,8 @@ pub enum Class {
     ReadOnly,
     /// The store does not answer, or fails.
     Unreachable,
+    /// The disk, or the system, of the machine that snapshots are fetched to fails.
+    Host,
     /// The store does not let these credentials in, or not from here, or not with this clock.
     AccessDenied,
     /// The store cannot do what has to be relied on.
@@ -43,6 +47,7 @@ impl Class {
             Self::DiskFull => "disk_full",
             Self::ReadOnly => "read_only",
             Self::Unreachable => "store_unreachable",
+            Self::Host => "host_failed",
             Self::AccessDenied => "store_access_denied",
             Self::Unfit => "store_unfit",
             Self::Conflict => "conflict",
@@ -93,7 +98,7 @@ impl StoreError {
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self.class {
-            Class::DiskFull | Class::Unreachable | Class::Hook => Kind::Transient,
+            Class::DiskFull | Class::Unreachable | Class::Host | Class::Hook => Kind::Transient,
             Class::Conflict => Kind::Conflict,
             Class::NotFound
             | Class::Integrity
@@ -124,6 +129,22 @@ impl StoreError {
             cause = source.source();
         }
         Self::new(Class::Unreachable, object, error.to_string())
+    }
+
+    /// From a failed file operation at `object`, which is this machine's own, and no store's.
+    pub(crate) fn own(object: impl fmt::Display, error: &io::Error) -> Self {
+        let failed = Self::io(object, error);
+        if failed.class != Class::Unreachable {
+            return failed;
+        }
+        let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+        let way_out = match errno {
+            Some(Errno::MFILE | Errno::NFILE) => "raise the limit on open files (ulimit -n)",
+            Some(Errno::NOMEM | Errno::AGAIN) => "see the limits on this process's memory and threads",
+            Some(Errno::STALE) => "mount the file system anew, or name another folder",
+            _ => "the disk, or its file system, fails: see the system's log, or name another folder",
+        };
+        Self::new(Class::Host, failed.object, format!("{error}; {way_out}"))
     }
 
     /// From a failed file operation at `object`.
@@ -158,3 +179,20 @@ impl fmt::Display for StoreError {
 }
 
 impl std::error::Error for StoreError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_on_the_host_itself_is_not_said_of_the_store() {
+        let of = |errno: Errno| StoreError::own("DIR", &errno.into());
+        for (errno, way_out) in [(Errno::IO, "log"), (Errno::STALE, "mount"), (Errno::MFILE, "ulimit -n")] {
+            let error = of(errno);
+            assert_eq!((error.class(), error.kind()), (Class::Host, Kind::Transient));
+            assert!(error.to_string().contains(way_out), "{error}");
+        }
+        assert_eq!((of(Errno::NOSPC).class(), of(Errno::ROFS).class()), (Class::DiskFull, Class::ReadOnly));
+        assert_eq!(StoreError::io("key", &Errno::IO.into()).class(), Class::Unreachable);
+    }
+}

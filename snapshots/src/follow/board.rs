@@ -182,7 +182,7 @@ impl Board {
         let (folder, status) = (self.folder.clone(), self.status());
         let written = apart(NAME, move || {
             let written = folder.replace(NAME, &status.to_json(), Durability::Unsynced);
-            written.map_err(|error| StoreError::io(folder.path().join(NAME).display(), &error))
+            written.map_err(|error| StoreError::own(folder.path().join(NAME).display(), &error))
         });
         if let Err(error) = written.await {
             tracing::debug!(%error, "the status is not written");

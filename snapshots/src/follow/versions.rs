@@ -82,7 +82,7 @@ pub(super) fn keep(folder: &Folder, note: &mut Note, keep: usize, wanted: Option
         }
     }
     note.verified.retain(|id, _| folder.version(id).is_dir());
-    removed.map_err(|error| StoreError::io(folder.versions().display(), &error))
+    removed.map_err(|error| StoreError::own(folder.versions().display(), &error))
 }
 
 fn take_away(folder: &Folder, id: SnapshotId) -> io::Result<()> {

@@ -62,7 +62,7 @@ fn map(folder: &Path, file: &SnapshotFile, pages: Pages) -> Result<Mmap> {
         }
     }
     let opened = open(&path)?;
-    let found = opened.metadata().map_err(|error| StoreError::io(path.display(), &error))?.len();
+    let found = opened.metadata().map_err(|error| StoreError::own(path.display(), &error))?.len();
     if found != file.size {
         return Err(damaged(&path, &format!("it has {found} bytes, where {} are right", file.size)));
     }
@@ -71,7 +71,7 @@ fn map(folder: &Path, file: &SnapshotFile, pages: Pages) -> Result<Mmap> {
             "its {found} bytes cannot be mapped: {why}; see the limits on address space (ulimit -v) and on maps \
              (vm.max_map_count)"
         );
-        StoreError::new(Class::Unreachable, path.display(), why)
+        StoreError::new(Class::Host, path.display(), why)
     };
     let length = usize::try_from(found).map_err(|_| unmapped("this machine's addresses are too short"))?;
     map_file(&opened, length, pages).map_err(|error| unmapped(&error.to_string()))
@@ -84,7 +84,7 @@ pub(super) fn open(path: &Path) -> Result<File> {
         match error.kind() {
             io::ErrorKind::NotFound => damaged(path, "it is missing"),
             kind if is_link || kind == io::ErrorKind::InvalidInput => damaged(path, "it is no regular file"),
-            _ => StoreError::io(path.display(), &error),
+            _ => StoreError::own(path.display(), &error),
         }
     })
 }

@@ -30,7 +30,7 @@ impl Place {
                 let why = "there is no such version, or link to one; fetch a snapshot into the folder first";
                 return Err(StoreError::new(Class::NotFound, path.display(), why));
             }
-            Err(error) => return Err(StoreError::io(path.display(), &error)),
+            Err(error) => return Err(StoreError::own(path.display(), &error)),
         };
         let name = folder.file_name().and_then(|name| name.to_str());
         let Some(id) = name.and_then(|name| name.parse().ok()) else {
@@ -44,7 +44,7 @@ impl Place {
                 let why = "the version is gone; fetch it again";
                 Err(StoreError::new(Class::NotFound, folder.display(), why))
             }
-            Err(error) => Err(StoreError::io(folder.display(), &error)),
+            Err(error) => Err(StoreError::own(folder.display(), &error)),
         }
     }
 }

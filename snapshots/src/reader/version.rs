@@ -127,7 +127,7 @@ fn read_manifest(place: &Place) -> Result<SnapshotManifest> {
     let most = limits::SNAPSHOT_MANIFEST_BYTES;
     let mut bytes = Vec::new();
     let read = file.take(most as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|error| StoreError::io(path.display(), &error))?;
+    read.map_err(|error| StoreError::own(path.display(), &error))?;
     if bytes.len() > most {
         return Err(damaged(&path, &format!("it has more than {most} bytes")));
     }
