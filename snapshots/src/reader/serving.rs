@@ -65,7 +65,8 @@ impl Serving {
     /// # Errors
     /// As [`Version::open`]. The old version serves on.
     pub fn refresh(&self) -> Result<Option<Swap>> {
-        self.swap_to(self.pointed_at()?, &AtomicBool::new(false))
+        self.unmap_retired();
+        self.swap(&AtomicBool::new(false))
     }
 
     /// How many versions were swapped out and are still mapped: those that somebody reads, or has read since the last
@@ -81,9 +82,11 @@ impl Serving {
         Place::find(&self.link)
     }
 
-    /// Opens what lies at `place`, unless it is served already, and swaps. Opening is given up when `stop` is set.
-    pub(super) fn swap_to(&self, place: Place, stop: &AtomicBool) -> Result<Option<Swap>> {
+    /// Opens what `current` points at, unless it is served already, and swaps. Opening is given up when `stop` is set.
+    pub(super) fn swap(&self, stop: &AtomicBool) -> Result<Option<Swap>> {
         let _turn = locked(&self.refreshing);
+        // Read when it is one's turn: what was read before may be older than what another has swapped in meanwhile.
+        let place = Place::find(&self.link)?;
         if *self.current.load().place() == place {
             return Ok(None);
         }
@@ -94,6 +97,12 @@ impl Serving {
         locked(&self.retired).push(old);
         self.unmap_retired();
         Ok(Some(Swap { from, to }))
+    }
+
+    /// Has everybody else wait for their turn.
+    #[cfg(test)]
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        locked(&self.refreshing)
     }
 
     fn unmap_retired(&self) {

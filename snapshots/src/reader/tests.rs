@@ -356,6 +356,24 @@ fn what_cannot_be_served_leaves_the_old_version_serving() {
 }
 
 #[test]
+fn whoever_waited_for_a_turn_opens_what_is_pointed_at_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = write(folder.path(), 1, table_of(1.0));
+    let serving = Serving::open(folder.path(), Options::default()).unwrap();
+    write(folder.path(), 2, table_of(2.0));
+    std::thread::scope(|scope| {
+        let turn = serving.turn();
+        let late = scope.spawn(|| serving.refresh());
+        // Time to look before its turn.
+        std::thread::sleep(Duration::from_millis(100));
+        flip(folder.path(), &first.file_name().unwrap().to_str().unwrap().parse().unwrap());
+        drop(turn);
+        assert_eq!(late.join().unwrap(), Ok(None));
+    });
+    assert_eq!(value(&serving.current()), 1.0);
+}
+
+#[test]
 fn a_watch_follows_tells_and_ends() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), 1, table_of(1.0));

@@ -47,7 +47,7 @@ impl Serving {
         let watch = move || look(&serving, &stopped, interval.max(LEAST_INTERVAL), tell);
         let thread = thread::Builder::new().name("watch".to_owned()).spawn(watch);
         let thread =
-            thread.map_err(|error| StoreError::io("a thread that looks for new versions", &error))?;
+            thread.map_err(|error| StoreError::own("a thread that looks for new versions", &error))?;
         Ok(Watch { stop, thread: Some(thread) })
     }
 }
@@ -94,7 +94,7 @@ fn look(serving: &Serving, stop: &AtomicBool, interval: Duration, mut tell: impl
         if failing.is_some() {
             continue;
         }
-        match pointed.and_then(|place| serving.swap_to(place, stop)) {
+        match pointed.and_then(|_| serving.swap(stop)) {
             Ok(None) => {}
             Ok(Some(swap)) => tell(Event::Swapped(swap)),
             Err(_) if stop.load(Ordering::Relaxed) => return,
