@@ -102,8 +102,34 @@ pub(crate) fn sync_all(paths: &[PathBuf]) -> io::Result<()> {
 }
 
 fn sync(path: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    losing::look(path)?;
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?.sync_all()
+}
+
+/// A disk that loses what was written to it, as tests want it.
+#[cfg(test)]
+pub(crate) mod losing {
+    use std::collections::BTreeSet;
+    use std::io;
+    use std::path::{Path, PathBuf};
+    use std::sync::{Mutex, PoisonError};
+
+    use rustix::io::Errno;
+
+    static LOST: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+    /// The next sync of something in `folder` fails; and only the next, as Linux tells of a loss.
+    pub(crate) fn once(folder: &Path) {
+        LOST.lock().unwrap_or_else(PoisonError::into_inner).insert(folder.to_path_buf());
+    }
+
+    pub(super) fn look(path: &Path) -> io::Result<()> {
+        let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_told = path.ancestors().any(|above| lost.remove(above));
+        if is_told { Err(Errno::IO.into()) } else { Ok(()) }
+    }
 }
 
 #[cfg(test)]

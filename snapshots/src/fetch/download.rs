@@ -93,11 +93,11 @@ async fn take_over(held: &Arc<Held>, piece: &Piece, writing: &Writing) -> Result
 /// What writes a piece's bytes to their place.
 fn writer(piece: &Piece, writing: &Writing) -> Result<impl FnMut(u64, &[u8]) -> Result<()> + Send + use<>> {
     let path = piece.file.clone();
-    let opened = open_own(&path).map_err(|error| StoreError::io(path.display(), &error));
+    let opened = open_own(&path).map_err(|error| StoreError::own(path.display(), &error));
     let (file, at, writing) = (opened?, piece.offset, writing.clone());
     Ok(move |offset: u64, bytes: &[u8]| {
         let offset = at + offset;
-        file.write_all_at(bytes, offset).map_err(|error| StoreError::io(path.display(), &error))?;
+        file.write_all_at(bytes, offset).map_err(|error| StoreError::own(path.display(), &error))?;
         if writing.durability == Durability::Synced {
             disk::start_writing(&file, offset, bytes.len());
         }

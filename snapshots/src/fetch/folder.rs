@@ -46,7 +46,7 @@ impl Folder {
     pub fn open(path: &Path, durability: Durability) -> Result<Self> {
         let folder = Self { path: path.to_path_buf(), durability };
         for made in [path.to_path_buf(), folder.versions()] {
-            fs::create_dir_all(&made).map_err(|error| match StoreError::io(made.display(), &error) {
+            fs::create_dir_all(&made).map_err(|error| match StoreError::own(made.display(), &error) {
                 failed if failed.class() == Class::NotFound => {
                     StoreError::new(Class::Refused, made.display(), format!("it cannot be made: {error}"))
                 }
@@ -100,8 +100,9 @@ impl Folder {
         let mut options = File::options();
         options.create(true).truncate(false).write(true);
         let file = open_regular(&path, &mut options).map_err(|error| {
-            match StoreError::io(path.display(), &error) {
-                odd if matches!(odd.class(), Class::Unreachable | Class::NotFound) => {
+            match StoreError::own(path.display(), &error) {
+                // Nothing is there, or a link, or a socket.
+                odd if odd.class() == Class::NotFound || error.raw_os_error().is_some_and(is_odd) => {
                     let why = format!("{error}; something that is no file is in the way there");
                     StoreError::new(Class::Refused, path.display(), why)
                 }
@@ -141,7 +142,7 @@ impl Folder {
             Ok((fs::metadata(&all)?, fs::metadata(self.versions())?))
         };
         let (staging, versions): (Metadata, Metadata) =
-            stage().map_err(|error: io::Error| StoreError::io(all.display(), &error))?;
+            stage().map_err(|error: io::Error| StoreError::own(all.display(), &error))?;
         if staging.dev() == versions.dev() {
             return Ok(own);
         }
@@ -177,16 +178,18 @@ impl Folder {
             let mut kept = Kept::default();
             keep_only(staging, &Wanted::of(manifest), "", &mut kept)?;
             // Files of a fetch that was killed may not have reached the disk: all are synced.
-            self.sync(&kept.files)?;
-            self.sync(&kept.folders)?;
+            let synced = self.sync(&kept.files).and_then(|()| self.sync(&kept.folders));
+            // What the disk lost is told once, and reads as if it were there until memory runs short: a second try
+            // would succeed. So nothing of it is used again.
+            synced.inspect_err(|_| self.clear_staging())?;
             swap_in(staging, &version)?;
             self.sync(&[self.versions(), self.path.clone()])
         };
-        materialise().map_err(|error: io::Error| StoreError::io(version.display(), &error))
+        materialise().map_err(|error: io::Error| StoreError::own(version.display(), &error))
     }
 
     /// Syncs a version that is there already: whoever fetched it may have been killed before it was synced, or may not
-    /// sync.
+    /// sync. Where that fails, the version is damaged, whatever reading it says.
     pub(super) fn secure(&self, id: &SnapshotId, manifest: &SnapshotManifest) -> Result<()> {
         let version = self.version(id);
         let wanted = Wanted::of(manifest);
@@ -194,11 +197,18 @@ impl Folder {
         let folders = wanted.folders.iter().map(|name| version.join(name));
         let folders: Vec<_> = folders.chain([version.clone(), self.versions(), self.path.clone()]).collect();
         let synced = self.sync(&files).and_then(|()| self.sync(&folders));
-        synced.map_err(|error| StoreError::io(version.display(), &error))
+        synced.map_err(|error| StoreError::own(version.display(), &error))
     }
 
-    /// Points `current` at a version, atomically.
+    /// Points `current` at a version, atomically. Nothing is fetched any more: what is left in the staging folder goes.
     pub(crate) fn flip(&self, id: &SnapshotId) -> Result<()> {
+        self.point_at(id)?;
+        self.clear_staging();
+        Ok(())
+    }
+
+    /// Points `current` at a version, atomically; what is being fetched stays as it is.
+    pub(crate) fn point_at(&self, id: &SnapshotId) -> Result<()> {
         let current = self.current();
         let target = Path::new("versions").join(id.to_string());
         let flip = || {
@@ -211,17 +221,14 @@ impl Folder {
             fs::rename(&next, &current)?;
             self.sync(std::slice::from_ref(&self.path))
         };
-        flip().map_err(|error: io::Error| StoreError::io(current.display(), &error))?;
-        // Nothing is fetched any more; what is left in the staging folder is of no use.
-        self.clear_staging();
-        Ok(())
+        flip().map_err(|error: io::Error| StoreError::own(current.display(), &error))
     }
 
     /// Removes `current`: nothing is served.
     pub(crate) fn unlink_current(&self) -> Result<()> {
         let current = self.current();
         let removed = remove(&current).and_then(|()| self.sync(std::slice::from_ref(&self.path)));
-        removed.map_err(|error| StoreError::io(current.display(), &error))
+        removed.map_err(|error| StoreError::own(current.display(), &error))
     }
 
     /// What `current` points at, where that is one of the versions.
@@ -280,6 +287,11 @@ impl<'m> Wanted<'m> {
             folders: names().flat_map(folders_of).collect(),
         }
     }
+}
+
+/// Whether opening fails so at something that is no file.
+fn is_odd(errno: i32) -> bool {
+    matches!(Errno::from_raw_os_error(errno), Errno::LOOP | Errno::NXIO)
 }
 
 /// What a version consists of, by its paths in the staging folder.

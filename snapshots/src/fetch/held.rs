@@ -1,9 +1,11 @@
-//! What other versions in the folder hold: chunks are copied from there, and the store is not asked.
+//! What versions in the folder hold: chunks are copied from there, and the store is not asked. So too from a damaged
+//! version that is to be replaced.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use weighbridge_schemas::ids::{ChunkId, SnapshotId};
 use weighbridge_schemas::limits;
@@ -15,16 +17,20 @@ use crate::chunk;
 use crate::disk::open_regular;
 use crate::error::{Result, StoreError};
 
-/// Where chunks lie in other versions.
+/// Where chunks lie in versions.
 pub(super) type Held = BTreeMap<ChunkId, (PathBuf, u64)>;
 
-/// What other versions say that they hold. They are believed in nothing: what is taken from them is checked.
+/// What versions say that they hold. They are believed in nothing: what is taken from them is checked.
 #[derive(Debug)]
-pub(super) struct Others(Vec<(PathBuf, SnapshotManifest)>);
+pub(super) struct Others {
+    others: Vec<(PathBuf, SnapshotManifest)>,
+    /// The version that is to be replaced, and what it would hold if it were right.
+    damaged: Option<(PathBuf, Arc<SnapshotManifest>)>,
+}
 
 impl Others {
-    /// The versions beside `id` that can be read.
-    pub(super) fn than(id: &SnapshotId, versions: &Path) -> Self {
+    /// The versions beside `id` that can be read, and what lies there in the place of `id` itself.
+    pub(super) fn than(id: &SnapshotId, wanted: &Arc<SnapshotManifest>, versions: &Path) -> Self {
         let own = id.to_string();
         let others = fs::read_dir(versions).into_iter().flatten().filter_map(|entry| {
             let name = entry.ok()?.file_name().into_string().ok()?;
@@ -40,7 +46,9 @@ impl Others {
                 }
             }
         });
-        Self(others.collect())
+        let (others, version) = (others.collect(), versions.join(&own));
+        let is_there = fs::symlink_metadata(&version).is_ok_and(|found| found.is_dir());
+        Self { others, damaged: is_there.then(|| (version, Arc::clone(wanted))) }
     }
 
     /// Where chunks of `missing` lie.
@@ -48,7 +56,9 @@ impl Others {
         let mut held = Held::new();
         let mut wanted: BTreeMap<ChunkId, u64> =
             missing.iter().map(|piece| (piece.chunk.id, piece.chunk.size)).collect();
-        for (version, manifest) in &self.0 {
+        let others = self.others.iter().map(|(version, manifest)| (version, manifest));
+        let damaged = self.damaged.iter().map(|(version, manifest)| (version, &**manifest));
+        for (version, manifest) in others.chain(damaged) {
             if wanted.is_empty() {
                 break;
             }
@@ -62,10 +72,11 @@ impl Others {
         held
     }
 
-    /// Where files with these very chunks lie.
+    /// Where files with these very chunks lie. The damaged version's own are copied at best: that the disk lost what was
+    /// written to them is not seen by reading them.
     pub(super) fn files(&self, wanted: &SnapshotFile) -> impl Iterator<Item = PathBuf> {
         let is_wanted = |file: &&SnapshotFile| !file.chunks.is_empty() && file.chunks == wanted.chunks;
-        self.0.iter().filter_map(move |(version, manifest)| {
+        self.others.iter().filter_map(move |(version, manifest)| {
             let file = manifest.files.iter().find(is_wanted)?;
             // A folder on the way that is a link leads elsewhere.
             let is_inside =
@@ -116,6 +127,6 @@ pub(super) fn copy(
     take: impl FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<bool> {
     let opened = open_regular(path, File::options().read(true));
-    let file = opened.map_err(|error| StoreError::io(path.display(), &error))?;
+    let file = opened.map_err(|error| StoreError::own(path.display(), &error))?;
     chunk::copy_at(&file, *offset, piece.chunk, take)
 }

@@ -22,6 +22,8 @@ mod held;
 mod plan;
 mod seen;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -135,7 +137,7 @@ pub async fn fetch(
     let fetched = bring(root, &id, found, (folder, &lock), &mut Staged::default(), limits, progress).await;
     if fetched.as_ref().is_err_and(|error| error.class() == Class::Integrity) {
         // Nobody can finish this fetch; a later one starts from nothing.
-        folder.clear_staging();
+        apart(&id, (folder, &lock), clear_staging).await?;
     }
     let fetched = fetched?;
     apart(&id, (folder, &lock), Folder::flip).await?;
@@ -187,6 +189,12 @@ async fn checked(root: &Root, located: Located, folder: &Folder, forget: bool) -
     }
 }
 
+/// Removes what fetches left that were not finished.
+pub(crate) fn clear_staging(folder: &Folder, _: &SnapshotId) -> Result<()> {
+    folder.clear_staging();
+    Ok(())
+}
+
 /// Brings the snapshot into the folder, whose lock is held, so that it is a version there. `current` stays as it is.
 /// Where it fails, `staged` is for the next attempt.
 pub(crate) async fn bring(
@@ -201,16 +209,20 @@ pub(crate) async fn bring(
     let bytes = manifest.bytes();
     progress.start(bytes);
     let mut fetched = Fetched { snapshot: *id, bytes, bytes_read: 0, bytes_reused: bytes };
-    if plan::is_complete(folder, id, &manifest, limits, progress).await? {
-        apart(id, (folder, lock), move |folder, id| folder.secure(id, &manifest)).await?;
+    if is_right(id, &manifest, (folder, lock), staged, limits, progress).await? {
         return Ok(fetched);
     }
-    let staging = folder.stage(id)?;
+    let staging = apart(id, (folder, lock), Folder::stage).await?;
     let missing = plan::missing(&staging, &manifest, staged, limits, progress).await?;
-    let others = apart(id, (folder, lock), |folder, id| Ok(Others::than(id, &folder.versions()))).await?;
+    let known = Arc::clone(&manifest);
+    let others = move |folder: &Folder, id: &SnapshotId| Ok(Others::than(id, &known, &folder.versions()));
+    let others = apart(id, (folder, lock), others).await?;
     let missing = shared::take_over((&staging, lock), &manifest, missing, &others, limits, progress).await?;
-    folder.check_room(missing.iter().map(|piece| piece.chunk.size).sum())?;
-    plan::make_files(&staging, &manifest)?;
+    let room = folder.check_room(missing.iter().map(|piece| piece.chunk.size).sum());
+    room.inspect_err(|_| staged.lacks_room())?;
+    staged.takes_room();
+    let (files, known) = (staging.clone(), Arc::clone(&manifest));
+    apart(id, (folder, lock), move |_, _| plan::make_files(&files, &known)).await?;
     let model = &manifest.model;
     let held = others.chunks(&missing);
     let writing = Writing { durability: folder.durability(), lock: lock.clone() };
@@ -220,7 +232,7 @@ pub(crate) async fn bring(
     if downloaded.as_ref().is_err_and(|error| error.class() == Class::Integrity)
         && root.size(&layout::snapshot(model, id)).await?.is_none()
     {
-        folder.clear_staging();
+        apart(id, (folder, lock), clear_staging).await?;
         let why = "gc deleted it while it was fetched; fetch what the channel points at now";
         return Err(StoreError::new(Class::NotFound, id, why));
     }
@@ -229,8 +241,36 @@ pub(crate) async fn bring(
     let written = manifest::written(root, id, &manifest).await?;
     let materialise =
         move |folder: &Folder, id: &SnapshotId| folder.materialise(&staging, id, (&manifest, &written));
-    apart(id, (folder, lock), materialise).await?;
+    let materialised = apart(id, (folder, lock), materialise).await;
+    // What was written may be lost.
+    materialised.inspect_err(|_| staged.forget())?;
     Ok(fetched)
+}
+
+/// Whether the version is there, right to the last byte, and on the disk. One that is not is read once, and replaced.
+async fn is_right(
+    id: &SnapshotId,
+    manifest: &Arc<SnapshotManifest>,
+    (folder, lock): (&Folder, &Lock),
+    staged: &mut Staged,
+    limits: &Limits,
+    progress: &dyn Progress,
+) -> Result<bool> {
+    let version = folder.version(id);
+    if staged.is_damaged(&version) {
+        return Ok(false);
+    }
+    if plan::is_complete(folder, id, manifest, limits, progress).await? {
+        let known = Arc::clone(manifest);
+        match apart(id, (folder, lock), move |folder, id| folder.secure(id, &known)).await {
+            Ok(()) => return Ok(true),
+            Err(error) => {
+                tracing::warn!(%error, "the fetched version is not safe on the disk; fetching it again");
+            }
+        }
+    }
+    staged.note_damaged(&version);
+    Ok(false)
 }
 
 /// Off the I/O threads: syncing takes as long as the disk does.

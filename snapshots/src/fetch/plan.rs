@@ -63,15 +63,28 @@ pub(crate) struct Staged {
     /// The folder, held open: no other one can have its number meanwhile.
     folder: Option<File>,
     right: HashSet<(PathBuf, u64)>,
+    /// The version that is to be replaced, since it is not right, held open too.
+    damaged: Option<File>,
+    room: Room,
+}
+
+/// What the staging folder takes of the disk.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// What has been written into it.
+    #[default]
+    Taken,
+    /// That too, and there is not enough for the rest.
+    Lacking,
+    /// None: it was removed, and nothing has been written since but what other versions hold anyway.
+    Given,
 }
 
 impl Staged {
     /// Goes on with the staging folder at `path`. What is known counts where it is the same one still, and of a file
     /// that is there whole; the others' pieces may be right.
     fn go_on(&mut self, path: &Path, manifest: &SnapshotManifest) -> io::Result<()> {
-        let found = std::fs::symlink_metadata(path)?;
-        let known = self.folder.as_ref().map(File::metadata).transpose()?;
-        if known.is_none_or(|known| (known.dev(), known.ino()) != (found.dev(), found.ino())) {
+        if !is_at(self.folder.as_ref(), path)? {
             self.right.clear();
             self.folder = Some(File::open(path)?);
         }
@@ -89,6 +102,52 @@ impl Staged {
     pub(super) fn note(&mut self, piece: Piece) {
         self.right.insert((piece.file, piece.offset));
     }
+
+    /// Nothing is known any more of what is staged.
+    pub(super) fn forget(&mut self) {
+        (self.folder, self.right) = (None, HashSet::new());
+    }
+
+    /// Whether what is staged had better go, since others may wait for the room that it takes, as this does for theirs.
+    pub(crate) fn is_in_the_way(&self) -> bool {
+        self.room == Room::Lacking
+    }
+
+    /// The staging folder was removed, to make room.
+    pub(crate) fn made_room(&mut self) {
+        self.forget();
+        self.room = Room::Given;
+    }
+
+    /// There is no room for what is missing.
+    pub(super) fn lacks_room(&mut self) {
+        if self.room == Room::Taken {
+            self.room = Room::Lacking;
+        }
+    }
+
+    /// What is missing is about to be written.
+    pub(super) fn takes_room(&mut self) {
+        self.room = Room::Taken;
+    }
+
+    /// Whether the version at this path was found not to be right, and is the same one still: it need not be read
+    /// again to know that.
+    pub(super) fn is_damaged(&self, version: &Path) -> bool {
+        is_at(self.damaged.as_ref(), version).unwrap_or(false)
+    }
+
+    /// Notes that the version at this path, if there is one, is not right.
+    pub(super) fn note_damaged(&mut self, version: &Path) {
+        self.damaged = File::open(version).ok();
+    }
+}
+
+/// Whether this folder, held open, is what lies at `path`.
+fn is_at(folder: Option<&File>, path: &Path) -> io::Result<bool> {
+    let Some(folder) = folder else { return Ok(false) };
+    let (known, found) = (folder.metadata()?, std::fs::symlink_metadata(path)?);
+    Ok((known.dev(), known.ino()) == (found.dev(), found.ino()))
 }
 
 /// The pieces that the staging folder does not hold yet. None of them lies in a file that shares its bytes with another
@@ -103,16 +162,16 @@ pub(super) async fn missing(
     // Before anything is looked at: what lies behind a link in a folder's place is not ours.
     for folder in manifest.files.iter().flat_map(|file| folders_of(&file.name)) {
         let path = staging.join(folder);
-        make_folder(&path).map_err(|error| StoreError::io(path.display(), &error))?;
+        make_folder(&path).map_err(|error| StoreError::own(path.display(), &error))?;
     }
-    staged.go_on(staging, manifest).map_err(|error| StoreError::io(staging.display(), &error))?;
+    staged.go_on(staging, manifest).map_err(|error| StoreError::own(staging.display(), &error))?;
     let mut missing = missing_in(staging, manifest, Some(staged), limits, progress).await?;
     let incomplete = files_of(&missing);
     let mut removed = HashSet::new();
     for file in &manifest.files {
         let path = staging.join(&file.name);
         let gone = remove_shared(&path, file.size, !incomplete.contains(&path));
-        if gone.map_err(|error| StoreError::io(path.display(), &error))? {
+        if gone.map_err(|error| StoreError::own(path.display(), &error))? {
             missing.extend(pieces_of(staging, file));
             removed.insert(path);
         }
@@ -164,7 +223,7 @@ pub(super) fn make_files(staging: &Path, manifest: &SnapshotManifest) -> Result<
             let mut options = File::options();
             open_regular(&path, options.create(true).truncate(false).write(true))?.set_len(file.size)
         };
-        make().map_err(|error: io::Error| StoreError::io(path.display(), &error))?;
+        make().map_err(|error: io::Error| StoreError::own(path.display(), &error))?;
     }
     Ok(())
 }
@@ -248,7 +307,7 @@ fn pieces_at(path: PathBuf, file: &SnapshotFile) -> impl Iterator<Item = Piece> 
 }
 
 fn holds(piece: &Piece) -> Result<bool> {
-    let failed = |error| StoreError::io(piece.file.display(), &error);
+    let failed = |error| StoreError::own(piece.file.display(), &error);
     let file = open_regular(&piece.file, File::options().read(true)).map_err(failed)?;
     chunk::is_at(&file, piece.offset, piece.chunk)
 }

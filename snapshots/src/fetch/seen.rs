@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use weighbridge_schemas::names::ModelName;
 
-use crate::disk::open_regular;
+use crate::disk::{Durability, open_regular};
 use crate::error::{Class, Result, StoreError};
 use crate::reference::Followed;
 
@@ -79,7 +79,7 @@ impl Seen {
             Ok(seen) => Ok(seen),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Err(StoreError::io(path.display(), &error))
+                Err(StoreError::own(path.display(), &error))
             }
             Err(error) => {
                 let why = format!(
@@ -117,7 +117,8 @@ impl Seen {
         Err(StoreError::new(Class::Integrity, name, why))
     }
 
-    /// Notes `followed` in `folder`, durably where that is wanted.
+    /// Notes `followed` in `folder`, durably even where versions are not: an empty file after a loss of power would stop
+    /// every fetch until a person says otherwise.
     pub(crate) fn note(mut self, folder: &Folder, model: &ModelName, followed: &Followed) -> Result<()> {
         let mark = Mark::of(followed);
         let name = name(model, followed);
@@ -125,8 +126,8 @@ impl Seen {
             return Ok(());
         }
         self.channels.insert(name, mark);
-        let note = || folder.replace(NAME, &serde_json::to_vec_pretty(&self)?, folder.durability());
-        note().map_err(|error: io::Error| StoreError::io(folder.path().join(NAME).display(), &error))
+        let note = || folder.replace(NAME, &serde_json::to_vec_pretty(&self)?, Durability::Synced);
+        note().map_err(|error: io::Error| StoreError::own(folder.path().join(NAME).display(), &error))
     }
 }
 
@@ -137,7 +138,7 @@ mod tests {
     use weighbridge_schemas::time::Timestamp;
 
     use super::*;
-    use crate::disk::Durability;
+    use crate::disk::losing;
 
     fn at(channel: &str, sequence: u64, operation: &str) -> Followed {
         let name = channel.parse().unwrap();
@@ -177,6 +178,12 @@ mod tests {
             read().note(&folder, &model, &at("prod", 5, "e")).unwrap();
             read().note(&folder, &model, &at("canary", 2, "b")).unwrap();
         }
+        let unsynced = Folder::open(at_disk.path(), Durability::Unsynced).unwrap();
+        losing::once(at_disk.path());
+        assert!(
+            read().note(&unsynced, &model, &at("canary", 3, "c")).is_err(),
+            "it is synced where nothing else is"
+        );
         read().check(&model, &at("prod", 5, "e")).unwrap();
         read().check(&model, &at("prod", 6, "f")).unwrap();
         read().check(&"other".parse().unwrap(), &at("prod", 1, "a")).unwrap();
