@@ -170,7 +170,7 @@ impl Api {
         if let Some(path) = &options.token_file {
             text(path, TOKEN_BYTES)?;
         }
-        let http = http(options)?;
+        let http = http(options, url.scheme() == "http")?;
         let base = url.join("/v1/").map_err(|error| bad(error.to_string()))?;
         let line = Line { http, token: options.token.clone(), token_file: options.token_file.clone() };
         Ok(Self { base, line: Arc::new(line) })
@@ -356,7 +356,9 @@ fn is_this_machine(url: &Url) -> bool {
     }
 }
 
-fn http(options: &Options) -> Result<reqwest::Client> {
+/// What requests go over. Proxies of the environment are for https alone: by plain http they would read the token, which
+/// is to stay on this machine, or in a network that was said to be safe.
+fn http(options: &Options, is_plain: bool) -> Result<reqwest::Client> {
     bucket::install_cryptography();
     let mut builder = reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
@@ -365,6 +367,9 @@ fn http(options: &Options) -> Result<reqwest::Client> {
         .tcp_keepalive(Duration::from_secs(15))
         .http1_only()
         .user_agent(concat!("weighbridge/", env!("CARGO_PKG_VERSION")));
+    if is_plain {
+        builder = builder.no_proxy();
+    }
     if let Some(path) = &options.ca {
         let bad = |why: String| StoreError::new(Class::BadLocation, path.display(), why);
         let certificates = Certificate::from_pem_bundle(text(path, CERTIFICATE_BYTES)?.as_bytes());

@@ -117,6 +117,22 @@ async fn who_may_not_and_what_is_no_status_is_refused() {
 }
 
 #[tokio::test]
+async fn a_token_does_not_go_to_a_proxy_by_plain_http() {
+    let site = Site::start("api");
+    let proxy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    proxy.set_nonblocking(true).unwrap();
+    let address = format!("http://{}", proxy.local_addr().unwrap());
+    let mut command = site.store.command(["fleet"]);
+    command.env("WEIGHBRIDGE_API", &site.url).env("WEIGHBRIDGE_API_TOKEN", &site.operate);
+    for variable in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+        command.env(variable, &address);
+    }
+    command.env_remove("no_proxy").env_remove("NO_PROXY");
+    assert_eq!(ended(command.output().unwrap()).succeeded()["hosts"], json!([]));
+    assert_eq!(proxy.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[tokio::test]
 async fn a_fleet_is_listed_for_people_and_for_monitors() {
     let site = Site::start("api");
     for (host, serving) in [("a", 3), ("b", 1)] {
