@@ -1,12 +1,18 @@
 //! The one door to the environment and the clock. Clients of buckets find credentials in the environment by themselves,
 //! and every request that they sign tells the time; ages, and for how long a claim is good, are told by the clock.
 
+use std::ffi::OsString;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// An environment variable; `None` where it is not set, or set to nothing.
 #[expect(clippy::disallowed_methods, reason = "this is the door")]
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// The names of all environment variables.
+pub(crate) fn variables() -> impl Iterator<Item = OsString> {
+    std::env::vars_os().map(|(name, _)| name)
 }
 
 /// Nanoseconds since 1970, by this machine's clock.

@@ -62,6 +62,19 @@ fn line(phase: &str, snapshot: &str, current: &str, previous: &str) -> [String; 
 }
 
 #[test]
+fn a_command_does_not_have_what_its_follower_asks_with() {
+    let mut scene = Scene::new();
+    let first = scene.publish();
+    let secrets = ["WEIGHBRIDGE_API_TOKEN", "AWS_TOKEN", "AZURE_CLIENT_SECRET", "AZURE_STORAGE_SAS_TOKEN"];
+    let tests = secrets.map(|name| format!("test -z \"${name}\" || exit 8\n")).concat();
+    let after = scene.command("after", &format!("{tests}test \"$AWS_REGION\" = here"));
+    let mut command = Host::command(&scene.store, &scene.store.served(), &["--exec", &after]);
+    command.envs(secrets.map(|name| (name, "secret"))).env("AWS_REGION", "here");
+    let mut host = Host::spawn(command, &scene.store.served());
+    assert_eq!(host.until_current(&first)["attempts"], 0);
+}
+
+#[test]
 fn a_command_that_says_no_keeps_the_old_version_until_it_says_yes() {
     let mut scene = Scene::new();
     let after = scene.command("after", &format!("test ! -e {}", scene.file("ill").display()));

@@ -16,17 +16,13 @@ use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::names::{ChannelName, ModelName};
 
 use crate::error::{Class, Result, StoreError};
+use crate::outside;
 
-/// What a command is not told: what its follower asks the API and the store with.
-const SECRETS: [&str; 7] = [
-    "WEIGHBRIDGE_API_TOKEN",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_KEY",
-    "AZURE_STORAGE_CLIENT_SECRET",
-    "GOOGLE_SERVICE_ACCOUNT_KEY",
-];
+/// What a command is not told, by what variables' names begin with and have in them: what its follower asks the API and
+/// the store with. The names are many, and clients of clouds come to know of more.
+const SECRETS: [(&str, &[&str]); 4] =
+    [("WEIGHBRIDGE_", &["TOKEN"]), ("AWS_", OF_CLOUDS), ("AZURE_", OF_CLOUDS), ("GOOGLE_", OF_CLOUDS)];
+const OF_CLOUDS: &[&str] = &["KEY", "SECRET", "TOKEN", "SAS", "PASSWORD", "CREDENTIAL"];
 /// How much of what a command says is kept: the end.
 const SAID_BYTES: usize = 4 << 10;
 /// How long what a command's own children still say is waited for once it has ended.
@@ -96,9 +92,9 @@ impl About<'_> {
         let mut command = Command::new("sh");
         command.arg("-c").arg(text).process_group(0).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        SECRETS.iter().for_each(|name| {
+        for name in outside::variables().filter(|name| name.to_str().is_some_and(is_secret)) {
             command.env_remove(name);
-        });
+        }
         command.env("WEIGHBRIDGE_PHASE", self.phase.as_str());
         command.env("WEIGHBRIDGE_MODEL", self.model.as_str());
         command.env("WEIGHBRIDGE_CHANNEL", self.channel.as_str());
@@ -111,6 +107,15 @@ impl About<'_> {
         command.env("WEIGHBRIDGE_CURRENT", &self.current);
         command
     }
+}
+
+/// Whether a variable of this name may hold what is secret.
+fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    let is_so = |(start, parts): &(&str, &[&str])| {
+        name.strip_prefix(start).is_some_and(|rest| parts.iter().any(|part| rest.contains(part)))
+    };
+    SECRETS.iter().any(is_so)
 }
 
 /// A process group that is killed when this goes out of sight.
@@ -237,6 +242,23 @@ mod tests {
             current: "/c".into(),
         };
         run(text, &about, limit).await
+    }
+
+    #[test]
+    fn what_a_follower_asks_with_is_told_to_no_command() {
+        let secret = "WEIGHBRIDGE_API_TOKEN AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_TOKEN aws_secret_access_key \
+                      AZURE_STORAGE_ACCOUNT_KEY AZURE_STORAGE_ACCESS_KEY AZURE_STORAGE_MASTER_KEY \
+                      AZURE_STORAGE_SAS_KEY AZURE_STORAGE_SAS_TOKEN AZURE_STORAGE_TOKEN AZURE_CLIENT_SECRET \
+                      AZURE_STORAGE_CLIENT_SECRET AZURE_STORAGE_ENCRYPTION_KEY AZURE_FABRIC_SESSION_TOKEN \
+                      GOOGLE_SERVICE_ACCOUNT_KEY GOOGLE_BEARER_TOKEN GOOGLE_APPLICATION_CREDENTIALS";
+        for name in secret.split_whitespace() {
+            assert!(is_secret(name), "{name}");
+        }
+        let told = "PATH HOME KEY AWS_REGION AWS_ENDPOINT_URL AZURE_STORAGE_ACCOUNT_NAME WEIGHBRIDGE_STORE \
+                    WEIGHBRIDGE_API RANKING_TOKEN";
+        for name in told.split_whitespace() {
+            assert!(!is_secret(name), "{name}");
+        }
     }
 
     const LONG: Duration = Duration::from_secs(60);
