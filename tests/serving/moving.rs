@@ -79,6 +79,22 @@ fn twenty_publishes_through_a_slow_store_end_with_the_newest_and_no_load_fails()
     assert!(host.said().is_empty(), "{}", host.said());
 }
 
+#[test]
+fn what_was_served_before_it_was_followed_is_kept() {
+    let store = Store::new();
+    std::fs::create_dir(store.root()).unwrap();
+    let mut checkpoint = Checkpoint::new(&store, &[4096]);
+    let mut published = vec![checkpoint.publish(&store)];
+    store.fetch("m").succeeded();
+    checkpoint.change(..);
+    published.push(checkpoint.publish(&store));
+    let mut host = Host::start(&store, &["--keep", "2"]);
+    host.until_current(&published[1]);
+    assert_eq!(host.terminate(), Some(0), "what it had begun to remove has gone then");
+    published.sort();
+    assert_eq!(versions(&host.into), published);
+}
+
 /// B31: readers, and swaps all the time. Each load sees one snapshot.
 #[test]
 fn no_load_fails_or_sees_two_snapshots_while_sixty_swaps_happen() {

@@ -192,6 +192,100 @@ fn a_disk_that_is_full_is_said_and_room_is_all_it_takes() {
     host.until_current(&second);
 }
 
+#[test]
+fn a_fetch_that_filled_the_disk_makes_way_for_a_rollback() {
+    let store = Store::new();
+    std::fs::create_dir(store.root()).unwrap();
+    let Some(volume) = Volume::mount(store.folder.path(), "8m") else { return };
+    let mut checkpoint = Checkpoint::new(&store, &[4096]);
+    let first = checkpoint.publish(&store);
+    let into = volume.0.join("served");
+    let mut host = Host::start_into(&store, &into, &[]);
+    host.until_current(&first);
+    checkpoint.change(..);
+    let second = checkpoint.publish(&store);
+    host.until_current(&second);
+    assert_eq!(host.terminate(), Some(0));
+    std::fs::remove_file(into.join("status.json")).unwrap();
+    let staging = into.join(".staging").join("0".repeat(64));
+    std::fs::create_dir_all(&staging).unwrap();
+    let mut half = std::fs::File::create(staging.join("model.safetensors")).unwrap();
+    while half.write_all(&[1; 4096]).is_ok() {}
+    drop(half);
+    store.run(["rollback", "m"]).succeeded();
+    let mut host = Host::start_into(&store, &into, &[]);
+    host.until_current(&first);
+}
+
+/// Two hosts that share a volume could each wait for the room that the other's half takes.
+#[test]
+fn what_a_fetch_has_brought_goes_where_there_is_no_room_for_the_rest() {
+    let store = Store::new();
+    std::fs::create_dir(store.root()).unwrap();
+    let Some(volume) = Volume::mount(store.folder.path(), "8m") else { return };
+    let mut checkpoint = Checkpoint::new(&store, &[TABLE; 2]);
+    let first = checkpoint.publish(&store);
+    let into = volume.0.join("served");
+    let mut host = Host::start_into(&store, &into, &[]);
+    host.until_current(&first);
+    assert_eq!(host.terminate(), Some(0));
+    checkpoint.change(..);
+    let second = checkpoint.publish(&store);
+    let staging = into.join(".staging").join(&second);
+    std::fs::create_dir_all(&staging).unwrap();
+    std::fs::write(staging.join("half"), vec![1; 4 << 20]).unwrap();
+    let mut host = Host::start_into(&store, &into, &[]);
+    host.until_current(&second);
+}
+
+/// What is served, by somebody's hand, from now on.
+fn move_by_hand(into: &std::path::Path, snapshot: &str) {
+    let (next, version) = (into.join("by-hand"), std::path::Path::new("versions").join(snapshot));
+    std::fs::create_dir_all(into.join(&version)).unwrap();
+    std::os::unix::fs::symlink(version, &next).unwrap();
+    std::fs::rename(next, into.join("current")).unwrap();
+}
+
+#[test]
+fn what_is_moved_by_hand_is_put_back_while_what_is_wanted_cannot_be_had() {
+    let store = Store::new();
+    std::fs::create_dir(store.root()).unwrap();
+    let mut checkpoint = Checkpoint::new(&store, &[4096]);
+    let first = checkpoint.publish(&store);
+    let log = store.folder.path().join("log");
+    let command = format!("echo $WEIGHBRIDGE_PHASE $WEIGHBRIDGE_SNAPSHOT >>{}", log.display());
+    let mut host = Host::start(&store, &["--exec", &command]);
+    host.until_current(&first);
+    let until_back = |host: &mut Host, times: usize| {
+        let restored = format!("restore {first}");
+        host.until("it is put back", |status| {
+            let text = std::fs::read_to_string(&log).unwrap();
+            status["serving"]["snapshot"] == *first && text.matches(&restored).count() == times
+        });
+        assert_eq!(serves(&host.into).as_ref(), Some(&first));
+    };
+    // There is an entry, and not what it points at.
+    let (chunks, away) = (store.root().join("models/m/chunks"), store.folder.path().join("away"));
+    checkpoint.change(..);
+    let second = checkpoint.publish_with(&store, &["--channel", "other"]);
+    std::fs::rename(&chunks, &away).unwrap();
+    store.run(["promote", &format!("m@{second}")]).succeeded();
+    host.until_behind("integrity");
+    move_by_hand(&host.into, &"0".repeat(64));
+    until_back(&mut host, 1);
+    // There is no entry yet.
+    assert_eq!(host.terminate(), Some(0));
+    let gone = store.folder.path().join("gone");
+    std::fs::rename(store.root(), &gone).unwrap();
+    let mut host = Host::start(&store, &["--exec", &command]);
+    host.until_behind("not_found");
+    move_by_hand(&host.into, &"0".repeat(64));
+    until_back(&mut host, 2);
+    std::fs::rename(&gone, store.root()).unwrap();
+    std::fs::rename(&away, &chunks).unwrap();
+    host.until_current(&second);
+}
+
 /// B86: many hosts, and a store that has enough of them.
 #[test]
 fn many_hosts_take_what_a_busy_store_gives_and_ask_for_little_twice() {

@@ -161,7 +161,7 @@ fn heard(state: &mut State, told: Told) -> bool {
     (state.looked, state.stale) = (true, None);
     match told {
         Told::Quiet => news,
-        Told::Entry { entry, bytes } => {
+        Told::Entry { entry, bytes, .. } => {
             state.entry = Some(Arc::new(Entry { entry: *entry, bytes }));
             true
         }

@@ -46,7 +46,7 @@ use std::time::Duration;
 use tokio::sync::watch::{self, Sender};
 use tokio::time::{sleep, timeout};
 
-use weighbridge_schemas::channel::ChannelEntry;
+use weighbridge_schemas::channel::{ChannelEntry, Reason};
 use weighbridge_schemas::host::{HostSchema, HostState, HostStatus};
 use weighbridge_schemas::names::{ChannelName, ModelName};
 
@@ -152,7 +152,7 @@ impl Follower {
         listener: Listener,
     ) -> Result<Self> {
         // Commands may run elsewhere.
-        let path = std::path::absolute(path).map_err(|error| StoreError::io(path.display(), &error))?;
+        let path = std::path::absolute(path).map_err(|error| StoreError::own(path.display(), &error))?;
         let folder = Folder::open(&path, durability)?;
         let alone = timeout(PATIENCE, folder.lock_named(".follow", "another follower of this folder")).await;
         let Ok(alone) = alone else {
@@ -207,8 +207,8 @@ async fn hear(mut opener: Opener, wants: &Sender<Option<Wanted>>, board: &Board)
             Ok(told) => {
                 failures = 0;
                 board.heard();
-                if let (Told::Entry { entry, .. }, Some(source)) = (told, &source) {
-                    want(*entry, source, wants, board);
+                if let (Told::Entry { entry, publishes_after, .. }, Some(source)) = (told, &source) {
+                    want((*entry, publishes_after), source, wants, board);
                 }
             }
             Err(error) => {
@@ -224,14 +224,30 @@ async fn hear(mut opener: Opener, wants: &Sender<Option<Wanted>>, board: &Board)
     }
 }
 
-fn want(entry: ChannelEntry, source: &Source, wants: &Sender<Option<Wanted>>, board: &Board) {
+fn want(
+    (entry, publishes_after): (ChannelEntry, u64),
+    source: &Source,
+    wants: &Sender<Option<Wanted>>,
+    board: &Board,
+) {
     tracing::info!(
         sequence = entry.sequence, snapshot = %entry.snapshot, step = entry.step, reason = entry.reason.as_str(),
         "the channel has moved"
     );
     board.came(&entry);
     let (root, limits) = (source.root.clone(), source.limits.clone());
-    wants.send_replace(Some(Wanted { root, limits, entry: Arc::new(entry) }));
+    wants.send_modify(|wanted| {
+        let orders = orders(wanted.as_ref(), &entry, publishes_after);
+        *wanted = Some(Wanted { root, limits, entry: Arc::new(entry), orders });
+    });
+}
+
+/// How many orders there were when `entry`, behind which all from `publishes_after` on are publishes, took the place of
+/// what was wanted before: one more, where it is one, or one may be among those that were passed over.
+fn orders(before: Option<&Wanted>, entry: &ChannelEntry, publishes_after: u64) -> u64 {
+    let Some(Wanted { entry: known, orders, .. }) = before else { return 0 };
+    let is_order = entry.reason != Reason::Publish && entry.id != known.id;
+    orders + u64::from(is_order || publishes_after > known.sequence)
 }
 
 /// How long to wait after so many failures: up to twice as long each time, and how long within that by chance, so that

@@ -132,7 +132,7 @@ impl Note {
     pub(super) fn write(&self, folder: &Folder) -> Result<()> {
         let bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         let written = folder.replace(NAME, &bytes, folder.durability());
-        written.map_err(|error| StoreError::io(folder.path().join(NAME).display(), &error))
+        written.map_err(|error| StoreError::own(folder.path().join(NAME).display(), &error))
     }
 
     /// Whether no command is to be run, nor to be run again.
@@ -145,11 +145,15 @@ impl Note {
         self.is_over() && self.serving.as_ref().is_some_and(|served| served.target.snapshot == snapshot)
     }
 
-    /// The swap is over: `served` is served.
-    pub(super) fn served(&mut self, served: Served) {
+    /// The swap is over: `served` is served. What was served before is kept too, also where the note knows nothing of it:
+    /// it may have been fetched without being followed.
+    pub(super) fn served(&mut self, served: Served, previous: Option<SnapshotId>) {
         let snapshot = served.target.snapshot;
         self.history.retain(|id| *id != snapshot);
         self.history.insert(0, snapshot);
+        if let Some(previous) = previous.filter(|previous| !self.history.contains(previous)) {
+            self.history.push(previous);
+        }
         (self.serving, self.pending, self.is_doubtful) = (Some(served), None, false);
     }
 }
@@ -178,17 +182,26 @@ mod tests {
             when: time,
         };
         let mut note = Note::new("m@prod");
-        for name in [b"a", b"b", b"a"] {
-            note.served(Served { target: target(name), since: time });
+        let ids = [b"a", b"b", b"o", b"x"].map(|name| SnapshotId::of(name));
+        note.served(Served { target: target(b"a"), since: time }, Some(ids[2]));
+        assert_eq!(note.history, [ids[0], ids[2]], "what was there before it was followed counts");
+        for (name, previous) in [(b"b", ids[0]), (b"a", ids[1])] {
+            note.served(Served { target: target(name), since: time }, Some(previous));
         }
-        assert_eq!(note.history, [SnapshotId::of(b"a"), SnapshotId::of(b"b")]);
+        assert_eq!(note.history, [ids[0], ids[1], ids[2]]);
+        note.served(Served { target: target(b"a"), since: time }, Some(ids[3]));
+        assert_eq!(
+            note.history,
+            [ids[0], ids[1], ids[2], ids[3]],
+            "what the channel said goes before what a hand did"
+        );
         assert!(note.serves(SnapshotId::of(b"a")) && !note.serves(SnapshotId::of(b"b")));
         note.verified.insert(SnapshotId::of(b"a"), "stamp".into());
         note.pending = Some(Pending { step: Step::After, target: target(b"c"), previous: None });
         assert!(!note.serves(SnapshotId::of(b"a")));
         (note.pending, note.is_doubtful) = (None, true);
         assert!(!note.serves(SnapshotId::of(b"a")), "its command failed");
-        note.served(Served { target: target(b"a"), since: time });
+        note.served(Served { target: target(b"a"), since: time }, None);
         assert!(note.serves(SnapshotId::of(b"a")));
         note.write(&folder).unwrap();
         assert_eq!(read("m", "prod").unwrap(), note);

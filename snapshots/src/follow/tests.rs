@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use weighbridge_schemas::channel::Reason;
+use futures::FutureExt;
+use weighbridge_schemas::channel::{ChannelSchema, Reason, entry_id};
 use weighbridge_schemas::checkpoint::Format;
 use weighbridge_schemas::ids::{ChunkId, Fingerprint, RulesDigest, SnapshotId};
 use weighbridge_schemas::snapshot::{Chunk, SnapshotFile, SnapshotManifest, SnapshotSchema};
@@ -189,6 +190,57 @@ async fn one_that_is_dropped_at_any_moment_goes_on_in_the_same_process() {
     }
     house.follow_until(second).await;
     assert_eq!(house.served(), texts(2));
+}
+
+/// An entry of this number, which nobody published.
+fn entry(sequence: u64, reason: Reason) -> ChannelEntry {
+    let (name, when) = ("prod".parse().unwrap(), now());
+    ChannelEntry {
+        schema: ChannelSchema::V1,
+        sequence,
+        id: entry_id(&sequence.to_string(), &name),
+        snapshot: SnapshotId::of(&sequence.to_le_bytes()),
+        previous: None,
+        run: "r".parse().unwrap(),
+        step: sequence,
+        created_at: when,
+        reason,
+        who: "test".into(),
+        when,
+        signatures: Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn an_order_ends_a_fetch_even_where_a_publish_came_right_behind_it() {
+    let house = House::new();
+    let (sender, receiver) = watch::channel(None);
+    let (_stops, stop) = watch::channel(false);
+    let mut told = Orders::new(receiver, stop);
+    let want = |entry: ChannelEntry, publishes_after| {
+        let (root, limits) = (house.root.clone(), Limits::new(&house.root, 64 << 20, 4, Pace::default()));
+        sender.send_modify(|wanted: &mut Option<Wanted>| {
+            let orders = orders(wanted.as_ref(), &entry, publishes_after);
+            *wanted = Some(Wanted { root, limits, entry: Arc::new(entry), orders });
+        });
+    };
+    want(entry(5, Reason::Publish), 4);
+    let begun = sender.borrow().clone().unwrap();
+    for (sequence, publishes_after) in [(5, 4), (6, 5), (9, 6), (9, 8), (10, 9)] {
+        want(entry(sequence, Reason::Publish), publishes_after);
+        assert!(told.overruled(&begun).now_or_never().is_none(), "{sequence}: publishes alone");
+    }
+    let begun = sender.borrow().clone().unwrap();
+    want(entry(14, Reason::Publish), 12);
+    assert!(told.overruled(&begun).now_or_never().is_some());
+    want(entry(15, Reason::Publish), 14);
+    assert!(told.overruled(&begun).now_or_never().is_some(), "what was heard meanwhile counts too");
+    let begun = sender.borrow().clone().unwrap();
+    want(entry(16, Reason::Rollback), 16);
+    assert!(told.overruled(&begun).now_or_never().is_some());
+    let begun = sender.borrow().clone().unwrap();
+    want(entry(16, Reason::Rollback), 16);
+    assert!(told.overruled(&begun).now_or_never().is_none(), "it is the same");
 }
 
 #[test]

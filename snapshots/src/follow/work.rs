@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch::Receiver;
 use tokio::time::sleep;
 
-use weighbridge_schemas::channel::{ChannelEntry, Reason};
+use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::host::Target;
 use weighbridge_schemas::ids::SnapshotId;
 use weighbridge_schemas::snapshot::SnapshotManifest;
@@ -16,7 +16,7 @@ use super::board::{Board, Part, now, target};
 use super::hook::{self, About, Phase};
 use super::note::{Note, Pending, Served, Step};
 use super::{Event, Following, pause, versions};
-use crate::error::{Result, StoreError};
+use crate::error::{Class, Result, StoreError};
 use crate::fetch::{self, Folder, Limits, Lock, Seen, Staged};
 use crate::reference::{Followed, pointed_at};
 use crate::root::{Root, apart};
@@ -30,6 +30,8 @@ pub(super) struct Wanted {
     pub(super) root: Root,
     pub(super) limits: Limits,
     pub(super) entry: Arc<ChannelEntry>,
+    /// How many orders of operators were heard of until then, or may have been.
+    pub(super) orders: u64,
 }
 
 /// What is to be done: serve this, or stop.
@@ -75,14 +77,12 @@ impl Orders {
         }
     }
 
-    /// Comes back when what has begun is not to be gone on with: it is time to stop, or an operator moved the channel.
-    /// A publish that comes in between waits: were each of them to end the one before, a host whose fetches take longer
-    /// than the time between two would never serve any.
-    async fn overruled(&mut self, begun: &ChannelEntry) {
-        let is_order = |wanted: &Option<Wanted>| {
-            let entry = wanted.as_ref().map(|wanted| &wanted.entry);
-            entry.is_some_and(|entry| entry.id != begun.id && entry.reason != Reason::Publish)
-        };
+    /// Comes back when what has begun is not to be gone on with: it is time to stop, or an operator moved the channel,
+    /// even where a publish came right behind that. A publish alone waits: were each of them to end the one before, a
+    /// host whose fetches take longer than the time between two would never serve any.
+    pub(super) async fn overruled(&mut self, begun: &Wanted) {
+        let is_order =
+            |wanted: &Option<Wanted>| wanted.as_ref().is_some_and(|wanted| wanted.orders != begun.orders);
         tokio::select! {
             _ = self.wanted.wait_for(is_order) => {}
             _ = self.stop.wait_for(|stop| *stop) => {}
@@ -98,11 +98,15 @@ pub(super) struct Work {
     board: Arc<Board>,
     /// What an attempt that failed left in the staging folder.
     staged: Staged,
+    /// Where `current` may point though the note does not say so: where it did when this began, since somebody may have
+    /// fetched that while nobody followed, and where a swap that could not be noted led.
+    found: Option<SnapshotId>,
 }
 
 impl Work {
     pub(super) fn new(folder: Folder, following: Following, note: Note, board: Arc<Board>) -> Self {
-        Self { folder, following, note, board, staged: Staged::default() }
+        let found = folder.points_at();
+        Self { folder, following, note, board, staged: Staged::default(), found }
     }
 
     /// Works until it is time to stop.
@@ -114,7 +118,11 @@ impl Work {
                 Ok(Came::Served) => {
                     failures = 0;
                     self.board.well();
-                    self.stand(wanted.as_ref(), &mut orders).await;
+                    let id = wanted.as_ref().map(|wanted| wanted.entry.snapshot);
+                    tokio::select! {
+                        () = orders.news(wanted.as_ref()) => {}
+                        () = self.strays(id) => {}
+                    }
                 }
                 Ok(Came::Overruled) => {}
                 Err(error) => {
@@ -123,6 +131,7 @@ impl Work {
                     self.board.failed(Part::Work, &error, pause);
                     tokio::select! {
                         () = orders.news(wanted.as_ref()) => {}
+                        () = self.strays(None) => {}
                         () = sleep(pause) => {}
                     }
                 }
@@ -140,20 +149,28 @@ impl Work {
         self.board.serves(serving, versions::held(&self.folder, &self.note), self.note.is_over());
     }
 
-    /// Comes back when something else is to be done, or `current` does not point where it has to any more.
-    async fn stand(&self, wanted: Option<&Wanted>, orders: &mut Orders) {
+    /// Comes back when `current` does not point any more where it has to: at `wanted`, or, where that is not served yet,
+    /// at what is.
+    async fn strays(&self, wanted: Option<SnapshotId>) {
         loop {
-            tokio::select! {
-                () = orders.news(wanted) => return,
-                () = sleep(LOOK) => {}
-            }
-            if let Some(wanted) = wanted
-                && self.folder.points_at() != Some(wanted.entry.snapshot)
-            {
+            sleep(LOOK).await;
+            let strays = match wanted {
+                Some(wanted) => self.folder.points_at() != Some(wanted),
+                None => self.strayed_from().is_some(),
+            };
+            if strays {
                 tracing::warn!("somebody else changed what is served; it is put right");
                 return;
             }
         }
+    }
+
+    /// What is served for all that is known here, where somebody else has `current` point elsewhere.
+    fn strayed_from(&self) -> Option<SnapshotId> {
+        let served = self.note.serving.as_ref()?.target.snapshot;
+        let points_at = self.folder.points_at();
+        let strays = points_at != Some(served) && (points_at.is_none() || points_at != self.found);
+        (strays && self.note.pending.is_none() && self.folder.version(&served).is_dir()).then_some(served)
     }
 
     async fn attempt(&mut self, wanted: Option<&Wanted>, orders: &mut Orders) -> Result<Came> {
@@ -166,10 +183,18 @@ impl Work {
             self.mend(&lock).await?;
             return Ok(Came::Served);
         };
+        // What is about to be swapped to, or is there already, needs no way back.
+        let id = Some(wanted.entry.snapshot);
+        if self.strayed_from() != id && self.folder.points_at() != id {
+            self.put_back(&lock).await?;
+        }
         match self.approach(wanted, orders, &lock).await {
             Ok(Some(came)) => return Ok(came),
             Ok(None) => {}
             Err(error) => {
+                if self.staged.is_in_the_way() {
+                    self.make_room(&lock).await?;
+                }
                 return Err(match self.mend(&lock).await {
                     Ok(()) => error,
                     Err(beside) => error.and(&beside),
@@ -195,13 +220,25 @@ impl Work {
         self.clear_up(Some(entry.snapshot), lock).await?;
         tokio::select! {
             ready = Box::pin(self.make_ready(wanted, is_there, lock)) => ready?,
-            () = orders.overruled(entry) => return Ok(Some(Came::Overruled)),
+            () = orders.overruled(wanted) => return Ok(Some(Came::Overruled)),
         }
         Ok(None)
     }
 
-    /// Where the command failed for what is served too, runs it for that once more.
+    /// Has `current` point at what was served last, where somebody else changed it.
+    async fn put_back(&mut self, lock: &Lock) -> Result<()> {
+        let Some(id) = self.strayed_from() else { return Ok(()) };
+        if self.following.hooks.after.is_some() {
+            self.remember(lock, |note| note.is_doubtful = true).await?;
+        }
+        self.little(&id, lock, Folder::point_at).await?;
+        self.show();
+        Ok(())
+    }
+
+    /// Serves what was served. Where somebody else changed that, or the command failed for it too, it is run once more.
     async fn mend(&mut self, lock: &Lock) -> Result<()> {
+        self.put_back(lock).await?;
         let Some(id) = self.folder.points_at().filter(|_| self.note.is_doubtful) else { return Ok(()) };
         self.run_again(id, None).await?;
         self.remember(lock, |note| note.is_doubtful = false).await?;
@@ -244,15 +281,15 @@ impl Work {
     async fn believe(&mut self, entry: &Arc<ChannelEntry>, lock: &Lock) -> Result<()> {
         let (model, forget) = (self.following.model.clone(), self.following.forget);
         let followed = self.followed(entry);
-        fetch::apart(&entry.snapshot, (&self.folder, lock), move |folder, _| {
+        let note = move |folder: &Folder, _: &SnapshotId| {
             let seen = Seen::read(folder);
             let seen = if forget { seen.unwrap_or_default() } else { seen? };
             if !forget {
                 seen.check(&model, &followed)?;
             }
             seen.note(folder, &model, &followed)
-        })
-        .await?;
+        };
+        self.little(&entry.snapshot, lock, note).await?;
         self.following.forget = false;
         self.board.wants(entry);
         Ok(())
@@ -289,7 +326,7 @@ impl Work {
 
     /// Has the version in the folder, complete and verified, and the command that is run before a swap succeed.
     async fn make_ready(&mut self, wanted: &Wanted, is_there: bool, lock: &Lock) -> Result<()> {
-        let Wanted { root, limits, entry } = wanted;
+        let Wanted { root, limits, entry, .. } = wanted;
         if !is_there {
             let manifest = pointed_at(root, &self.following.model, &self.followed(entry)).await?;
             let (place, staged) = ((&self.folder, lock), &mut self.staged);
@@ -316,7 +353,7 @@ impl Work {
         let trust = root.trust().cloned();
         let stamp = fetch::apart(&id, (&self.folder, lock), move |folder, id| {
             let stamp = versions::stamp(folder, *id, &manifest, trust.as_ref());
-            stamp.map_err(|error| StoreError::io(folder.version(id).display(), &error))
+            stamp.map_err(|error| StoreError::own(folder.version(id).display(), &error))
         });
         let stamp = stamp.await?;
         let is_served = self.folder.points_at() == Some(id);
@@ -335,7 +372,8 @@ impl Work {
             let pending = Pending { step: Step::After, target: target.clone(), previous };
             self.remember(lock, |note| note.pending = Some(pending)).await?;
         }
-        fetch::apart(&entry.snapshot, (&self.folder, lock), Folder::flip).await?;
+        self.little(&entry.snapshot, lock, Folder::flip).await?;
+        self.found = Some(entry.snapshot);
         // It is over once it is noted.
         self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note), false);
         self.finish(target, previous, lock).await
@@ -355,7 +393,8 @@ impl Work {
         }
         let (step, sequence, snapshot) = (target.step, target.sequence, target.snapshot);
         let served = Served { target, since: self.since(snapshot, previous) };
-        self.remember(lock, |note| note.served(served)).await?;
+        self.remember(lock, |note| note.served(served, previous)).await?;
+        self.found = None;
         tracing::info!(sequence, %snapshot, step, "it is served");
         if previous != Some(snapshot) {
             self.board.tell(&Event::Swapped);
@@ -380,7 +419,7 @@ impl Work {
         let mut restored = Ok(());
         let mut is_doubtful = false;
         if let Some(id) = previous.filter(|id| *id != target.snapshot) {
-            fetch::apart(&id, (&self.folder, lock), Folder::flip).await?;
+            self.little(&id, lock, Folder::flip).await?;
             self.show();
             restored = self.run_again(id, Some(target.snapshot)).await;
             is_doubtful = restored.is_err();
@@ -424,8 +463,33 @@ impl Work {
         change(&mut note);
         let written = note.clone();
         let any = SnapshotId::from_bytes([0; 32]);
-        fetch::apart(&any, (&self.folder, lock), move |folder, _| written.write(folder)).await?;
+        self.little(&any, lock, move |folder, _| written.write(folder)).await?;
         self.note = note;
         Ok(())
+    }
+
+    /// Does what writes little. Where the disk is full a fetch that is not over makes way: what is held can be gone back
+    /// to in any case.
+    async fn little(
+        &mut self,
+        id: &SnapshotId,
+        lock: &Lock,
+        work: impl FnOnce(&Folder, &SnapshotId) -> Result<()> + Clone + Send + 'static,
+    ) -> Result<()> {
+        match fetch::apart(id, (&self.folder, lock), work.clone()).await {
+            Err(error) if error.class() == Class::DiskFull => {
+                self.make_room(lock).await?;
+                fetch::apart(id, (&self.folder, lock), work).await
+            }
+            done => done,
+        }
+    }
+
+    /// Removes what a fetch left that is not over.
+    async fn make_room(&mut self, lock: &Lock) -> Result<()> {
+        tracing::info!("what was fetched so far makes way: the disk is full");
+        self.staged.made_room();
+        let any = SnapshotId::from_bytes([0; 32]);
+        fetch::apart(&any, (&self.folder, lock), fetch::clear_staging).await
     }
 }

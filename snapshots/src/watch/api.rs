@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use weighbridge_schemas::limits;
 use weighbridge_schemas::names::{ChannelName, ModelName};
 
-use super::Told;
+use super::{Told, publishes_after};
 use crate::channel::Channel;
 use crate::error::{Class, Result, StoreError};
 use crate::root::Root;
@@ -112,7 +112,8 @@ impl ApiWatch {
         match told {
             Ok(Some((entry, bytes))) => {
                 self.after = Some(entry.sequence);
-                Ok(Told::Entry { entry: Box::new(entry), bytes })
+                let publishes_after = publishes_after(&entry);
+                Ok(Told::Entry { entry: Box::new(entry), bytes, publishes_after })
             }
             Ok(None) => Ok(Told::Quiet),
             Err(error) => {

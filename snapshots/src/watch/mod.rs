@@ -13,7 +13,7 @@ mod store;
 
 use bytes::Bytes;
 
-use weighbridge_schemas::channel::ChannelEntry;
+use weighbridge_schemas::channel::{ChannelEntry, Reason};
 use weighbridge_schemas::names::{ChannelName, ModelName};
 
 use crate::channel::Channel;
@@ -41,6 +41,8 @@ pub enum Told {
         entry: Box<ChannelEntry>,
         /// Its stored bytes: what its signatures are over.
         bytes: Bytes,
+        /// The number of an entry behind which all are publishes, up to this one; what came before may be anything.
+        publishes_after: u64,
     },
     /// There is nothing new; but the source answers.
     Quiet,
@@ -71,5 +73,14 @@ pub async fn newest(
     channel: &ChannelName,
     last: u64,
 ) -> Result<Option<(ChannelEntry, Bytes)>> {
-    store::newest(&Channel::new(root, model, channel), last).await
+    let newest = store::newest(&Channel::new(root, model, channel), last).await?;
+    Ok(newest.map(|newest| (newest.entry, newest.bytes)))
+}
+
+/// What is known of the entries before `entry` where nothing but it was read: nothing.
+fn publishes_after(entry: &ChannelEntry) -> u64 {
+    match entry.reason {
+        Reason::Publish => entry.sequence.saturating_sub(1),
+        _ => entry.sequence,
+    }
 }

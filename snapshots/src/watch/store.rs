@@ -9,10 +9,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep_until};
 
-use weighbridge_schemas::channel::ChannelEntry;
+use weighbridge_schemas::channel::{ChannelEntry, Reason};
 use weighbridge_schemas::names::{ChannelName, ModelName};
 
-use super::Told;
+use super::{Told, publishes_after};
 use crate::channel::Channel;
 use crate::error::{Class, Result, StoreError};
 use crate::root::Root;
@@ -89,9 +89,9 @@ impl StoreWatch {
         }
         self.looks += 1;
         match newest(&channel, at.sequence()).await? {
-            Some((entry, bytes)) => {
+            Some(Newest { entry, bytes, publishes_after }) => {
                 self.at = Some(At::Entry(Box::new(entry.clone())));
-                Ok(Told::Entry { entry: Box::new(entry), bytes })
+                Ok(Told::Entry { entry: Box::new(entry), bytes, publishes_after })
             }
             None => Ok(Told::Quiet),
         }
@@ -107,24 +107,38 @@ impl StoreWatch {
         if self.after == Some(entry.sequence) {
             Told::Quiet
         } else {
-            Told::Entry { entry: Box::new(entry), bytes }
+            let publishes_after = publishes_after(&entry);
+            Told::Entry { entry: Box::new(entry), bytes, publishes_after }
         }
     }
 }
 
+/// The newest entry of a log.
+pub(super) struct Newest {
+    pub(super) entry: ChannelEntry,
+    pub(super) bytes: Bytes,
+    /// The number of an entry behind which all are publishes.
+    publishes_after: u64,
+}
+
 /// The newest entry behind number `last`, which is all that is known of the log.
-pub(super) async fn newest(channel: &Channel<'_>, last: u64) -> Result<Option<(ChannelEntry, Bytes)>> {
-    let mut newest = None;
+pub(super) async fn newest(channel: &Channel<'_>, last: u64) -> Result<Option<Newest>> {
+    let (mut newest, mut publishes_after) = (None, last);
     for sequence in last.saturating_add(1).. {
-        match channel.stored(sequence).await {
-            Ok(Some(found)) => newest = Some(Ok(found)),
+        let found = match channel.stored(sequence).await {
+            Ok(Some(found)) => Ok(found),
             Ok(None) => break,
             // One that cannot be read, or believed, rules as long as there is none behind it.
-            Err(error) if error.class() == Class::Integrity => newest = Some(Err(error)),
+            Err(error) if error.class() == Class::Integrity => Err(error),
             Err(error) => return Err(error),
+        };
+        if found.as_ref().map_or(true, |(entry, _)| entry.reason != Reason::Publish) {
+            publishes_after = sequence;
         }
+        newest = Some(found);
     }
-    newest.transpose()
+    let newest = newest.transpose()?;
+    Ok(newest.map(|(entry, bytes)| Newest { entry, bytes, publishes_after }))
 }
 
 /// Whether what was told last is still what the log says.
@@ -143,7 +157,6 @@ mod tests {
     use std::convert::Infallible;
     use std::sync::{Arc, Mutex};
 
-    use weighbridge_schemas::channel::Reason;
     use weighbridge_schemas::ids::SnapshotId;
     use weighbridge_schemas::time::Timestamp;
 
@@ -186,6 +199,10 @@ mod tests {
         }
 
         async fn append(&self, step: u64) {
+            self.append_as(step, Reason::Publish).await;
+        }
+
+        async fn append_as(&self, step: u64, reason: Reason) {
             let time = Timestamp::from_nanoseconds(0);
             let operation = Operation { id: step.to_string(), who: "test".into(), when: time };
             let to = Move {
@@ -193,7 +210,7 @@ mod tests {
                 run: "r".parse().unwrap(),
                 step,
                 created_at: time,
-                reason: Reason::Publish,
+                reason,
             };
             self.channel().append(&operation, |_| Ok::<_, Infallible>(to.clone())).await.unwrap();
         }
@@ -210,7 +227,7 @@ mod tests {
 
     fn sequence(told: &Told) -> Option<u64> {
         match told {
-            Told::Entry { entry, bytes } => {
+            Told::Entry { entry, bytes, .. } => {
                 assert_eq!(ChannelEntry::parse(bytes).unwrap(), **entry);
                 Some(entry.sequence)
             }
@@ -245,6 +262,32 @@ mod tests {
         for watch in [&mut watch, &mut late, &mut later] {
             assert_eq!(sequence(&watch.next().await.unwrap()), Some(5));
         }
+    }
+
+    #[tokio::test]
+    async fn what_was_no_publish_among_those_passed_over_is_told_too() {
+        let house = House::new();
+        let mut watch = house.watch(&house.root, None);
+        assert_eq!(watch.next().await.unwrap(), Told::Quiet);
+        let mut told = async || match watch.next().await.unwrap() {
+            Told::Entry { entry, publishes_after, .. } => (entry.sequence, publishes_after),
+            Told::Quiet => (0, 0),
+        };
+        house.append(1).await;
+        house.append(2).await;
+        assert_eq!(told().await, (2, 0));
+        house.append_as(3, Reason::Rollback).await;
+        assert_eq!(told().await, (3, 3));
+        for (step, reason) in [(4, Reason::Publish), (5, Reason::Release), (6, Reason::Publish)] {
+            house.append_as(step, reason).await;
+        }
+        assert_eq!(told().await, (6, 5));
+        let mut late = house.watch(&house.root, Some(2));
+        let told = late.next().await.unwrap();
+        assert!(
+            matches!(told, Told::Entry { publishes_after: 5, .. }),
+            "what came before it was not read: {told:?}"
+        );
     }
 
     #[tokio::test]
