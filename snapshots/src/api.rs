@@ -356,8 +356,8 @@ fn is_this_machine(url: &Url) -> bool {
     }
 }
 
-/// What requests go over. Proxies of the environment are for https alone: by plain http they would read the token, which
-/// is to stay on this machine, or in a network that was said to be safe.
+/// What requests go over. Proxies of the environment are for https alone: by plain http they would read the token,
+/// which is to stay on this machine, or in a network that was said to be safe.
 fn http(options: &Options, is_plain: bool) -> Result<reqwest::Client> {
     bucket::install_cryptography();
     let mut builder = reqwest::Client::builder()

@@ -72,8 +72,8 @@ impl Others {
         held
     }
 
-    /// Where files with these very chunks lie. The damaged version's own are copied at best: that the disk lost what was
-    /// written to them is not seen by reading them.
+    /// Where files with these very chunks lie. The damaged version's own are copied at best: that the disk lost what
+    /// was written to them is not seen by reading them.
     pub(super) fn files(&self, wanted: &SnapshotFile) -> impl Iterator<Item = PathBuf> {
         let is_wanted = |file: &&SnapshotFile| !file.chunks.is_empty() && file.chunks == wanted.chunks;
         self.others.iter().filter_map(move |(version, manifest)| {

@@ -117,8 +117,8 @@ impl Seen {
         Err(StoreError::new(Class::Integrity, name, why))
     }
 
-    /// Notes `followed` in `folder`, durably even where versions are not: an empty file after a loss of power would stop
-    /// every fetch until a person says otherwise.
+    /// Notes `followed` in `folder`, durably even where versions are not: an empty file after a loss of power would
+    /// stop every fetch until a person says otherwise.
     pub(crate) fn note(mut self, folder: &Folder, model: &ModelName, followed: &Followed) -> Result<()> {
         let mark = Mark::of(followed);
         let name = name(model, followed);

@@ -145,8 +145,8 @@ impl Note {
         self.is_over() && self.serving.as_ref().is_some_and(|served| served.target.snapshot == snapshot)
     }
 
-    /// The swap is over: `served` is served. What was served before is kept too, also where the note knows nothing of it:
-    /// it may have been fetched without being followed.
+    /// The swap is over: `served` is served. What was served before is kept too, also where the note knows nothing of
+    /// it: it may have been fetched without being followed.
     pub(super) fn served(&mut self, served: Served, previous: Option<SnapshotId>) {
         let snapshot = served.target.snapshot;
         self.history.retain(|id| *id != snapshot);

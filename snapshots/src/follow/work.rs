@@ -149,8 +149,8 @@ impl Work {
         self.board.serves(serving, versions::held(&self.folder, &self.note), self.note.is_over());
     }
 
-    /// Comes back when `current` does not point any more where it has to: at `wanted`, or, where that is not served yet,
-    /// at what is.
+    /// Comes back when `current` does not point any more where it has to: at `wanted`, or, where that is not served
+    /// yet, at what is.
     async fn strays(&self, wanted: Option<SnapshotId>) {
         loop {
             sleep(LOOK).await;
@@ -468,8 +468,8 @@ impl Work {
         Ok(())
     }
 
-    /// Does what writes little. Where the disk is full a fetch that is not over makes way: what is held can be gone back
-    /// to in any case.
+    /// Does what writes little. Where the disk is full a fetch that is not over makes way: what is held can be gone
+    /// back to in any case.
     async fn little(
         &mut self,
         id: &SnapshotId,
