@@ -5,6 +5,7 @@
 //! and snapshots have to be signed where that is demanded.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
 use reqwest::{Certificate, Identity, RequestBuilder, Response};
 use serde::Deserialize;
+use tokio::net::lookup_host;
 use url::Url;
 
 use weighbridge_schemas::host::HostStatus;
@@ -42,6 +44,8 @@ const ANSWER_BYTES: usize = limits::CHANNEL_ENTRY_BYTES + 4096;
 /// Most hosts on a page, and the largest page in bytes.
 const HOSTS_A_PAGE: &str = "1000";
 const FLEET_BYTES: usize = 16 << 20;
+/// Most servers behind one name that are asked.
+const MOST_SERVERS: usize = 64;
 /// How often what may pass is tried, and the pause after the first time.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(250);
@@ -116,6 +120,8 @@ pub struct Api {
     /// It ends in `/v1/`.
     base: Url,
     line: Arc<Line>,
+    /// Which of those that its name stands for.
+    server: Option<SocketAddr>,
 }
 
 /// What an API says that a channel or an id points at.
@@ -153,6 +159,32 @@ impl Api {
     /// [`Class::BadLocation`] where the address is none, a token would go over the wire as it is, or a file of
     /// certificates or the token cannot be read.
     pub fn new(address: &str, options: &Options) -> Result<Self> {
+        Self::at(address, options, None)
+    }
+
+    /// The API at `address`, once for each address that its name has: of several servers behind one name each knows but
+    /// what it was told itself. A name that is not found is left to whoever asks.
+    ///
+    /// # Errors
+    /// As [`Api::new`].
+    pub async fn each(address: &str, options: &Options) -> Result<Vec<Self>> {
+        let one = Self::new(address, options)?;
+        let named = match (one.base.host(), one.base.port_or_known_default()) {
+            (Some(url::Host::Domain(name)), Some(port)) => (name, port),
+            _ => return Ok(vec![one]),
+        };
+        let mut found: Vec<_> = lookup_host(named).await.map(Iterator::collect).unwrap_or_default();
+        found.sort_unstable();
+        found.dedup();
+        found.truncate(MOST_SERVERS);
+        if found.len() < 2 {
+            return Ok(vec![one]);
+        }
+        found.into_iter().map(|server| Self::at(address, options, Some(server))).collect()
+    }
+
+    /// The API at `address`, whose name stands for this `server` alone.
+    fn at(address: &str, options: &Options, server: Option<SocketAddr>) -> Result<Self> {
         check_endpoint(address).map_err(|_| {
             let why = "an API's address is https://HOST:PORT (http:// on this machine), without credentials, path or \
                        query";
@@ -170,10 +202,11 @@ impl Api {
         if let Some(path) = &options.token_file {
             text(path, TOKEN_BYTES)?;
         }
-        let http = http(options, url.scheme() == "http")?;
+        let named = url.host_str().zip(server);
+        let http = http(options, url.scheme() == "http", named)?;
         let base = url.join("/v1/").map_err(|error| bad(error.to_string()))?;
         let line = Line { http, token: options.token.clone(), token_file: options.token_file.clone() };
-        Ok(Self { base, line: Arc::new(line) })
+        Ok(Self { base, line: Arc::new(line), server })
     }
 
     /// A client of the objects.
@@ -184,7 +217,8 @@ impl Api {
     /// Its address, for people.
     #[must_use]
     pub fn shown(&self) -> String {
-        self.base.origin().ascii_serialization()
+        let origin = self.base.origin().ascii_serialization();
+        self.server.map_or(origin.clone(), |server| format!("{origin} ({})", server.ip()))
     }
 
     /// What `at`, a channel, an id or its first digits, points at.
@@ -358,7 +392,7 @@ fn is_this_machine(url: &Url) -> bool {
 
 /// What requests go over. Proxies of the environment are for https alone: by plain http they would read the token,
 /// which is to stay on this machine, or in a network that was said to be safe.
-fn http(options: &Options, is_plain: bool) -> Result<reqwest::Client> {
+fn http(options: &Options, is_plain: bool, named: Option<(&str, SocketAddr)>) -> Result<reqwest::Client> {
     bucket::install_cryptography();
     let mut builder = reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
@@ -369,6 +403,9 @@ fn http(options: &Options, is_plain: bool) -> Result<reqwest::Client> {
         .user_agent(concat!("weighbridge/", env!("CARGO_PKG_VERSION")));
     if is_plain {
         builder = builder.no_proxy();
+    }
+    if let Some((name, server)) = named {
+        builder = builder.resolve(name, server);
     }
     if let Some(path) = &options.ca {
         let bad = |why: String| StoreError::new(Class::BadLocation, path.display(), why);
@@ -412,6 +449,35 @@ fn text(path: &std::path::Path, most: u64) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn each_server_behind_a_name_can_be_asked() {
+        use std::io::{Read, Write};
+        let answering = |ip: &str, port: u16, host: &'static str| {
+            let listener = std::net::TcpListener::bind(format!("{ip}:{port}"))?;
+            let address = listener.local_addr()?;
+            std::thread::spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+                let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{host}", host.len());
+                stream.write_all(answer.as_bytes()).unwrap();
+            });
+            Ok::<_, std::io::Error>(address)
+        };
+        let one = answering("127.0.0.1", 0, "one").unwrap();
+        // Another test may have this port of the other address.
+        let Ok(other) = answering("127.0.0.2", one.port(), "other") else { return };
+        let address = format!("http://localhost:{}", one.port());
+        for (server, told) in [(one, "one"), (other, "other")] {
+            let api = Api::at(&address, &Options::default(), Some(server)).unwrap();
+            assert_eq!(api.hosts("").await.unwrap(), told.as_bytes());
+            assert!(api.shown().contains(&server.ip().to_string()));
+        }
+        let found = Api::each(&address, &Options::default()).await.unwrap();
+        assert!(!found.is_empty(), "this machine's own name");
+        let absent = Api::each("https://absent.invalid:1", &Options::default()).await.unwrap();
+        assert_eq!(absent.len(), 1, "whoever asks it is told that the name is not known");
+    }
 
     #[test]
     fn tokens_do_not_go_over_the_wire_as_they_are() {

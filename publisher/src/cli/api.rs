@@ -29,8 +29,9 @@ use crate::http::cannot_listen;
 use crate::sources::Allowed;
 use crate::worker::Stop;
 
-/// How long what was begun may take when the server stops: first answers, then changes that were asked for.
-const GRACE: Duration = Duration::from_secs(20);
+/// How long what was begun may take when the server stops: answers, and then changes that were asked for. Whoever stops
+/// it with 40 s (`deploy/`) does not cut them off.
+const GRACE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
 /// How the API is offered.
 #[derive(Debug, Args)]
@@ -88,8 +89,23 @@ pub(super) struct ApiOptions {
 impl ApiOptions {
     /// The API that is to be asked; `None` where none is named.
     pub(super) fn open(&self, context: &Context) -> Result<Option<Arc<Client>>> {
+        let Some((url, options)) = self.named(context) else { return Ok(None) };
+        Ok(Some(Arc::new(Client::new(url, &options)?)))
+    }
+
+    /// Each server of the API that is to be asked.
+    pub(super) async fn each(&self, context: &Context) -> Result<Vec<Client>> {
+        match self.named(context) {
+            Some((url, options)) => Ok(Client::each(url, &options).await?),
+            None => Err(Failure::usage(
+                "which API is to be asked? Give --api URL, or WEIGHBRIDGE_API, or [client] url",
+            )),
+        }
+    }
+
+    fn named<'a>(&'a self, context: &'a Context) -> Option<(&'a str, Options)> {
         let configured = &context.config.client;
-        let Some(url) = given(self.api.as_ref()).or(configured.url.as_deref()) else { return Ok(None) };
+        let url = given(self.api.as_ref()).or(configured.url.as_deref())?;
         let or = |option: &Option<PathBuf>, other: &Option<PathBuf>| option.clone().or_else(|| other.clone());
         let options = Options {
             token_file: or(&self.api_token_file, &configured.token_file),
@@ -99,7 +115,7 @@ impl ApiOptions {
             allow_http: self.allow_http || configured.allow_http.unwrap_or(false),
             ..Options::from_environment()
         };
-        Ok(Some(Arc::new(Client::new(url, &options)?)))
+        Some((url, options))
     }
 }
 
@@ -218,9 +234,9 @@ impl Server {
         if let Some(tls) = &self.tls {
             followed.spawn(Arc::clone(tls).follow());
         }
-        let lives = Lives { connections: limits.connections, age: limits.age, grace: GRACE };
+        let lives = Lives { connections: limits.connections, age: limits.age, grace: GRACE.0 };
         listen::serve(self.listener, self.tls, router, lives, figures, stop).await;
-        deeds.end(GRACE).await;
+        deeds.end(GRACE.1).await;
         Ok(())
     }
 }

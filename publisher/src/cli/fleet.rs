@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use clap::Args;
+use futures::future::join_all;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use weighbridge_schemas::error::Kind;
 use weighbridge_schemas::host::HostStatus;
 use weighbridge_schemas::names::{ChannelName, ModelName};
+use weighbridge_snapshots::api::Api;
 use weighbridge_snapshots::reference::Reference;
 
 use super::Context;
@@ -23,7 +25,8 @@ const SILENT: u64 = 60;
 /// List serving hosts: what they follow, what they serve, how old it is, and what went wrong last.
 ///
 /// Hosts tell the API how they are (`fetch --follow --api`); one that has told nothing for 60 s is shown as silent, and
-/// after ten minutes it is forgotten.
+/// after ten minutes it is forgotten. Where the API's name has several addresses, each server is asked: a host tells
+/// the one that it is connected to.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  weighbridge fleet dlrm@prod --api https://weighbridge.example.org:7461\n  \
@@ -57,29 +60,28 @@ struct Told {
 
 impl Fleet {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
-        let api = self.api.open(context)?.ok_or_else(|| {
-            Failure::usage("which API is to be asked? Give --api URL, or WEIGHBRIDGE_API, or [client] url")
-        })?;
-        let mut told = Vec::new();
-        let mut token = String::new();
-        loop {
-            let page = api.hosts(&token).await?;
-            let answer: Answer = serde_json::from_slice(&page)
-                .map_err(|error| Failure::internal("the API's answer is none of its own", error))?;
-            told.extend(answer.hosts);
-            // A token that comes again would lead round in a circle.
-            if answer.next_page_token.is_empty() || answer.next_page_token == token {
-                break;
+        let servers = self.api.each(context).await?;
+        let answers = join_all(servers.iter().map(told)).await;
+        let (mut all, mut failures) = (Vec::new(), Vec::new());
+        for answer in answers {
+            match answer {
+                Ok(told) => all.push(told),
+                Err(failure) => failures.push(failure),
             }
-            token = answer.next_page_token;
         }
-        let rows = rows(told, self.stale_seconds);
+        if all.is_empty() {
+            return Err(failures.swap_remove(0));
+        }
+        for failure in &failures {
+            context.output.tell(&format!("hosts that tell it how they are do not show: {failure}\n"));
+        }
+        let rows = rows(merged(all), self.stale_seconds);
         let wanted = self.reference.as_ref();
         let rows: Vec<_> = rows.into_iter().filter(|row| wanted.is_none_or(|of| row.is_of(of))).collect();
-        self.show(context, &rows)
+        self.show(context, &rows, failures.len())
     }
 
-    fn show(&self, context: &Context, rows: &[Row]) -> Result<ExitCode> {
+    fn show(&self, context: &Context, rows: &[Row], unanswered: usize) -> Result<ExitCode> {
         let stale = rows.iter().filter(|row| row.stale).count();
         let unheard = rows.is_empty() && self.reference.is_some();
         let failure = (self.stale_seconds.is_some() && (stale > 0 || unheard)).then(|| {
@@ -96,6 +98,9 @@ impl Fleet {
             Failure { kind: Kind::Transient, class: "stale", message, exit: Exit::Failed }
         });
         let mut document = json!({ "hosts": rows.iter().map(Row::document).collect::<Vec<_>>() });
+        if unanswered > 0 {
+            document["servers_unanswered"] = json!(unanswered);
+        }
         if let Some(failure) = &failure {
             document["error"] = error_object(failure);
         }
@@ -108,6 +113,37 @@ impl Fleet {
         context.output.failure_line(&failure);
         Ok(ExitCode::from(failure.exit as u8))
     }
+}
+
+/// What one server was told.
+async fn told(api: &Api) -> Result<Vec<Told>> {
+    let mut told = Vec::new();
+    let mut token = String::new();
+    loop {
+        let page = api.hosts(&token).await?;
+        let answer: Answer = serde_json::from_slice(&page)
+            .map_err(|error| Failure::internal("the API's answer is none of its own", error))?;
+        told.extend(answer.hosts);
+        // A token that comes again would lead round in a circle.
+        if answer.next_page_token.is_empty() || answer.next_page_token == token {
+            return Ok(told);
+        }
+        token = answer.next_page_token;
+    }
+}
+
+/// What all servers were told: of a host that told several, what it told last.
+fn merged(all: Vec<Vec<Told>>) -> Vec<Told> {
+    let mut hosts: BTreeMap<_, Told> = BTreeMap::new();
+    for told in all.into_iter().flatten() {
+        let HostStatus { host, model, channel, folder, .. } = &told.status;
+        let key = (host.clone(), model.clone(), channel.clone(), folder.clone());
+        let known = hosts.get(&key).map(|known| known.silent_seconds);
+        if known.is_none_or(|known| told.silent_seconds < known) {
+            hosts.insert(key, told);
+        }
+    }
+    hosts.into_values().collect()
 }
 
 /// A host as it is shown.
@@ -223,6 +259,18 @@ mod tests {
             updated_at: time,
         };
         Told { status, silent_seconds }
+    }
+
+    #[test]
+    fn of_a_host_that_told_two_servers_what_it_told_last_counts() {
+        let one = vec![told("a", "prod", 8, Some(8), 40), told("b", "prod", 9, Some(9), 0)];
+        let other = vec![told("a", "prod", 9, Some(9), 2), told("c", "prod", 9, Some(9), 1)];
+        let merged: Vec<_> = merged(vec![one, other])
+            .into_iter()
+            .map(|told| (told.status.host, told.status.wanted.unwrap().sequence, told.silent_seconds))
+            .collect();
+        let expected = [("a", 9, 2), ("b", 9, 0), ("c", 9, 1)];
+        assert_eq!(merged, expected.map(|(host, wanted, silent)| (host.to_owned(), wanted, silent)));
     }
 
     #[test]
