@@ -42,7 +42,7 @@ pub struct HostStatus {
     /// What the channel says: the newest entry that was seen and believed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wanted: Option<Target>,
-    /// What `current` points at.
+    /// What `current` points at; while that is on trial, what was served before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<Target>,
     /// Since when it does.
@@ -77,8 +77,10 @@ pub struct HostStatus {
 pub enum HostState {
     /// Nothing is served yet, nor known to be wanted.
     Starting,
-    /// What is wanted is being fetched, or swapped to.
+    /// What is wanted is being fetched, or about to be swapped to.
     Fetching,
+    /// `current` points at what is wanted, and a command is about to say whether it stays.
+    Trying,
     /// What is wanted is served.
     Current,
     /// What is wanted could not be had, and is tried again; what was served before is.
@@ -92,6 +94,7 @@ impl HostState {
         match self {
             Self::Starting => "starting",
             Self::Fetching => "fetching",
+            Self::Trying => "trying",
             Self::Current => "current",
             Self::Behind => "behind",
         }

@@ -91,6 +91,8 @@ async fn channels_are_moved_held_and_released() {
         ]
     );
     assert_eq!(site.audit()[0]["said"], "alice, for incident 7");
+    let outcomes: Vec<_> = site.audit().into_iter().map(|deed| deed["outcome"].clone()).collect();
+    assert_eq!(outcomes, ["done", "done", "unchanged", "done", "done", "done"]);
 
     let (mut entries, mut token) = (Vec::new(), String::new());
     loop {
@@ -117,6 +119,10 @@ async fn a_request_that_is_made_again_is_done_once() {
     let (again, changed) =
         told(client.rollback(by(&site.operate, back("back-1"))).await.unwrap().into_inner());
     assert_eq!((&again, changed), (&entry, true), "an answer that was lost is given again");
+    assert_eq!(
+        (&site.audit()[0]["outcome"], &site.audit()[1]["outcome"]),
+        (&json!("done"), &json!("repeated"))
+    );
     // Also after others have moved the channel.
     told(client.promote(by(&site.operate, promote(&third, ""))).await.unwrap().into_inner());
     let (again, _) = told(client.rollback(by(&site.operate, back("back-1"))).await.unwrap().into_inner());

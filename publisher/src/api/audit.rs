@@ -47,7 +47,8 @@ pub struct Deed<'a> {
     /// The caller's id of the request.
     #[serde(skip_serializing_if = "str::is_empty")]
     pub request_id: &'a str,
-    /// `done`, or the class of the error.
+    /// `done`, `unchanged` where it was so already, `repeated` where it was done for an earlier request of the same id,
+    /// `interrupted`, or the class of the error.
     pub outcome: &'a str,
 }
 

@@ -108,6 +108,35 @@ pub struct Done<T> {
     pub before: Option<String>,
     /// What it is now.
     pub after: Option<String>,
+    /// What came of it.
+    pub came: Came,
+}
+
+/// What came of a request that was not refused, as the audit log has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Came {
+    /// It was done.
+    Done,
+    /// It was so already.
+    Unchanged,
+    /// It was done for an earlier request of the same id.
+    Repeated,
+}
+
+impl Came {
+    /// Whether anything changed.
+    #[must_use]
+    pub const fn of(changed: bool) -> Self {
+        if changed { Self::Done } else { Self::Unchanged }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Unchanged => "unchanged",
+            Self::Repeated => "repeated",
+        }
+    }
 }
 
 /// Carries out what callers ask for.
@@ -171,7 +200,7 @@ impl Deeds {
             let _place = place;
             let done = doing.await;
             match &done {
-                Ok(done) => open.note(done.before.clone(), done.after.clone(), "done"),
+                Ok(done) => open.note(done.before.clone(), done.after.clone(), done.came.as_str()),
                 Err(refusal) => open.note(None, None, refusal.class()),
             }
             done.map(|done| done.answer)

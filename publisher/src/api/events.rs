@@ -6,11 +6,11 @@ use std::time::Duration;
 use futures::Stream;
 use futures::stream::unfold;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::answers::Refusal;
 use super::guard::{Connection, Gate};
-use super::hub::{Entry, State};
+use super::hub::{Entry, Fresh, State};
 use super::tokens::{Caller, Role};
 use crate::metrics::api::Going;
 use weighbridge_schemas::names::ModelName;
@@ -40,6 +40,8 @@ pub struct Follower {
     /// The number of the entry that was told last.
     told: u64,
     due: Instant,
+    /// Waited for before anything is told.
+    fresh: Option<Fresh>,
     ended: bool,
     _going: Going,
 }
@@ -47,7 +49,7 @@ pub struct Follower {
 impl Follower {
     /// A stream for `caller`, who knows entry number `after`.
     pub(super) fn new(
-        state: watch::Receiver<State>,
+        (state, fresh): (watch::Receiver<State>, Fresh),
         model: ModelName,
         (caller, gate): (Caller, Arc<Gate>),
         connection: Option<&Connection>,
@@ -56,7 +58,18 @@ impl Follower {
     ) -> Self {
         let closing = connection.map_or_else(|| watch::channel(false).1, |known| known.closing.clone());
         let due = Instant::now() + FIRST;
-        Self { state, model, caller, gate, closing, told: after, due, ended: false, _going: going }
+        Self {
+            state,
+            model,
+            caller,
+            gate,
+            closing,
+            told: after,
+            due,
+            fresh: Some(fresh),
+            ended: false,
+            _going: going,
+        }
     }
 
     /// Its events. It ends when its connection is to close, and when its caller may not follow any more.
@@ -72,6 +85,10 @@ impl Follower {
     }
 
     async fn next(&mut self) -> Option<Result<Event, Refusal>> {
+        if let Some(fresh) = self.fresh.take() {
+            // Where the store is slow, what is known is told.
+            let _ = timeout_at(self.due, fresh.looked()).await;
+        }
         loop {
             if *self.closing.borrow() {
                 return None;

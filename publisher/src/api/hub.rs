@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use weighbridge_schemas::channel::ChannelEntry;
@@ -46,7 +46,38 @@ pub struct State {
 }
 
 type Name = (ModelName, ChannelName);
-type Topics = Mutex<HashMap<Name, watch::Receiver<State>>>;
+type Topics = Mutex<HashMap<Name, Topic>>;
+
+/// A channel that is watched.
+#[derive(Debug, Clone)]
+struct Topic {
+    state: watch::Receiver<State>,
+    looks: watch::Receiver<Looks>,
+    /// It is to be looked at now.
+    nudge: Arc<Notify>,
+}
+
+/// How many looks there were at a channel.
+#[derive(Debug, Clone, Copy, Default)]
+struct Looks {
+    begun: u64,
+    ended: u64,
+}
+
+/// That a channel has been looked at since this was asked for.
+#[derive(Debug)]
+pub struct Fresh {
+    looks: watch::Receiver<Looks>,
+    wanted: u64,
+}
+
+impl Fresh {
+    /// Comes back when it has.
+    pub async fn looked(mut self) {
+        // Nobody looks any more where the server ends.
+        let _ = self.looks.wait_for(|looks| looks.ended >= self.wanted).await;
+    }
+}
 
 /// The channels that somebody follows.
 #[derive(Debug)]
@@ -72,6 +103,34 @@ impl Hub {
         model: &ModelName,
         channel: &ChannelName,
     ) -> Result<watch::Receiver<State>, Refusal> {
+        Ok(self.topic(model, channel)?.state)
+    }
+
+    /// As [`Hub::follow`]; and it is looked at once more now, whoever follows it already: what is known may be an interval
+    /// old.
+    ///
+    /// # Errors
+    /// As [`Hub::follow`].
+    pub fn follow_anew(
+        &self,
+        model: &ModelName,
+        channel: &ChannelName,
+    ) -> Result<(watch::Receiver<State>, Fresh), Refusal> {
+        let Topic { state, looks, nudge } = self.topic(model, channel)?;
+        let wanted = looks.borrow().begun.saturating_add(1);
+        nudge.notify_one();
+        Ok((state, Fresh { looks, wanted }))
+    }
+
+    /// Has those who follow a channel hear of what was just written.
+    pub fn nudge(&self, model: &ModelName, channel: &ChannelName) {
+        let topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(topic) = topics.get(&(model.clone(), channel.clone())) {
+            topic.nudge.notify_one();
+        }
+    }
+
+    fn topic(&self, model: &ModelName, channel: &ChannelName) -> Result<Topic, Refusal> {
         let name = (model.clone(), channel.clone());
         let mut topics = self.topics.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(topic) = topics.get(&name) {
@@ -81,11 +140,13 @@ impl Hub {
             let why = format!("{MOST_CHANNELS} channels are followed already, which is the most");
             return Err(Refusal::over_limit(why, KEPT));
         }
-        let (sender, receiver) = watch::channel(State::default());
-        topics.insert(name.clone(), receiver.clone());
-        let (root, interval) = (self.root.clone(), self.interval);
-        tokio::spawn(run((root, name), sender, Arc::clone(&self.topics), interval));
-        Ok(receiver)
+        let (sender, state) = watch::channel(State::default());
+        let (looking, looks) = watch::channel(Looks::default());
+        let topic = Topic { state, looks, nudge: Arc::default() };
+        topics.insert(name.clone(), topic.clone());
+        let (root, interval, nudge) = (self.root.clone(), self.interval, Arc::clone(&topic.nudge));
+        tokio::spawn(run((root, name), (sender, looking, nudge), Arc::clone(&self.topics), interval));
+        Ok(topic)
     }
 }
 
@@ -96,7 +157,7 @@ fn begun(root: &Root, (model, channel): &Name, interval: Duration) -> StoreWatch
 /// Watches a channel until nobody has followed it for a while.
 async fn run(
     (root, name): (Root, Name),
-    sender: watch::Sender<State>,
+    (sender, looking, nudge): (watch::Sender<State>, watch::Sender<Looks>, Arc<Notify>),
     topics: Arc<Topics>,
     interval: Duration,
 ) {
@@ -104,12 +165,19 @@ async fn run(
     let mut pause = interval;
     let mut alone = Duration::ZERO;
     loop {
-        match looked(&mut watched, &name, &sender, interval).await {
-            Ok(told) => {
+        tokio::select! {
+            () = watched.due() => {}
+            () = nudge.notified() => {}
+        }
+        looking.send_modify(|looks| looks.begun += 1);
+        let told = looked(&mut watched, &name, &sender, interval).await;
+        let failed = told.map(|told| sender.send_if_modified(|state| heard(state, told))).err();
+        match failed {
+            None => {
                 pause = interval;
-                sender.send_if_modified(|state| heard(state, told));
+                looking.send_modify(|looks| looks.ended = looks.begun);
             }
-            Err(error) => {
+            Some(error) => {
                 let (model, channel) = &name;
                 tracing::warn!(%model, %channel, %error, "a channel that is followed cannot be read");
                 if error.class() == Class::Integrity {
@@ -117,6 +185,7 @@ async fn run(
                     watched = begun(&root, &name, interval);
                 }
                 sender.send_modify(|state| state.stale = Some(Arc::new(error)));
+                looking.send_modify(|looks| looks.ended = looks.begun);
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 sleep(pause).await;
             }
@@ -144,15 +213,15 @@ async fn looked(
     sender: &watch::Sender<State>,
     interval: Duration,
 ) -> weighbridge_snapshots::error::Result<Told> {
-    let next = channel.next();
-    tokio::pin!(next);
-    if let Ok(told) = timeout(interval * 2 + LOOK, next.as_mut()).await {
+    let look = channel.look();
+    tokio::pin!(look);
+    if let Ok(told) = timeout(interval + LOOK, look.as_mut()).await {
         return told;
     }
     let why = "the store has not answered for some seconds";
     let error = StoreError::new(Class::Unreachable, format!("{model}@{name}"), why);
     sender.send_modify(|state| state.stale = Some(Arc::new(error)));
-    next.await
+    look.await
 }
 
 /// Notes what was heard, and tells whether it is news.
@@ -219,5 +288,26 @@ mod tests {
         assert_eq!(until(1).await, 1);
         append(&root, &name, 7).await;
         assert_eq!(until(7).await, 2);
+    }
+
+    #[tokio::test]
+    async fn whoever_begins_to_follow_is_told_what_stands_and_not_what_did() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path().to_str().unwrap(), Absent::Refuse).unwrap();
+        let name: Name = ("m".parse().unwrap(), "prod".parse().unwrap());
+        // It is looked at because of who asks alone.
+        let hub = Hub::new(root.clone(), Duration::from_secs(3600));
+        let mut known = hub.follow(&name.0, &name.1).unwrap();
+        known.wait_for(|state| state.looked).await.unwrap();
+        for step in 1..20 {
+            append(&root, &name, step).await;
+            let (state, fresh) = hub.follow_anew(&name.0, &name.1).unwrap();
+            fresh.looked().await;
+            assert_eq!(state.borrow().entry.as_ref().unwrap().entry.step, step);
+        }
+        append(&root, &name, 99).await;
+        hub.nudge(&name.0, &name.1);
+        let is_new = |state: &State| state.entry.as_ref().is_some_and(|entry| entry.entry.step == 99);
+        known.wait_for(is_new).await.unwrap();
     }
 }

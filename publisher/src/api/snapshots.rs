@@ -137,7 +137,7 @@ impl Snapshots for Service {
         let model = requests::model(&request.get_ref().model)?;
         let name = requests::channel(&request.get_ref().channel)?;
         let caller = allowed(request.extensions(), &[Role::Fetch], &model)?;
-        let state = self.0.hub.follow(&model, &name)?;
+        let state = self.0.hub.follow_anew(&model, &name)?;
         let known = (caller, Arc::clone(&self.0.gate));
         let (after, going) = (request.get_ref().after, self.0.figures.watch());
         let follower = Follower::new(state, model, known, connection(request.extensions()), after, going);

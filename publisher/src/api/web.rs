@@ -183,7 +183,7 @@ async fn watch(
     if !caller.may(Role::Fetch, &model) {
         return Err(Refusal::forbidden(format!("the token may not: it takes role fetch for model {model}")));
     }
-    let state = shared.hub.follow(&model, &name)?;
+    let state = shared.hub.follow_anew(&model, &name)?;
     let known = (caller, Arc::clone(&shared.gate));
     let connection = connection.as_ref().map(|Extension(known)| known);
     let follower = Follower::new(state, model, known, connection, after, shared.figures.watch());

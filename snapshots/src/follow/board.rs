@@ -45,8 +45,10 @@ struct Shown {
     source: Trouble,
     /// What is wrong with what is wanted.
     work: Trouble,
-    /// A swap is not over: the command that is run after it has not succeeded yet.
+    /// A swap is not over.
     is_swapping: bool,
+    /// The command that is run after it has not said anything yet.
+    is_trying: bool,
 }
 
 /// Failures since the last success.
@@ -76,8 +78,8 @@ pub(super) enum Part {
 
 impl Board {
     pub(super) fn new(folder: Folder, status: HostStatus, listener: Listener) -> Self {
-        let shown =
-            Shown { status, source: Trouble::default(), work: Trouble::default(), is_swapping: false };
+        let (source, work) = (Trouble::default(), Trouble::default());
+        let shown = Shown { status, source, work, is_swapping: false, is_trying: false };
         Self { folder, listener, shown: Mutex::new(shown), changed: Notify::new() }
     }
 
@@ -135,11 +137,20 @@ impl Board {
     /// `current` points there; and whether the swap to it is over.
     pub(super) fn serves(&self, serving: Option<(Target, Timestamp)>, held: Vec<SnapshotId>, is_over: bool) {
         self.change(|shown| {
-            shown.is_swapping = !is_over;
+            (shown.is_swapping, shown.is_trying) = (!is_over, false);
             let status = &mut shown.status;
             (status.serving, status.serving_since) = serving.unzip();
             status.held = held;
             status.held.truncate(limits::HOST_VERSIONS);
+        });
+    }
+
+    /// `current` points at what is wanted, and a command says whether it stays: until then what was served before counts.
+    pub(super) fn tries(&self, held: Vec<SnapshotId>) {
+        self.change(|shown| {
+            shown.is_trying = true;
+            shown.status.held = held;
+            shown.status.held.truncate(limits::HOST_VERSIONS);
         });
     }
 
@@ -223,6 +234,7 @@ impl Shown {
         status.state = match (&status.wanted, &status.serving) {
             (None, None) => HostState::Starting,
             _ if status.last_error.is_some() => HostState::Behind,
+            _ if self.is_trying => HostState::Trying,
             _ if self.is_swapping => HostState::Fetching,
             (Some(wanted), Some(serving)) if wanted.snapshot == serving.snapshot => HostState::Current,
             (None, Some(_)) => HostState::Starting,
@@ -343,6 +355,10 @@ mod tests {
         board.serves(Some((target(&entry(1)), now())), vec![], false);
         board.serves(Some((target(&entry(1)), now())), vec![], true);
         assert_eq!(shown(), [(HostState::Fetching, true), (HostState::Current, true)]);
+        board.tries(vec![]);
+        assert_eq!(board.status().serving, Some(target(&entry(1))), "what is on trial does not count yet");
+        board.serves(Some((target(&entry(1)), now())), vec![], true);
+        assert_eq!(shown(), [(HostState::Trying, true), (HostState::Current, true)]);
         fails(Part::Source);
         fails(Part::Source);
         assert_eq!(shown(), [(HostState::Behind, true), (HostState::Behind, false)]);

@@ -15,6 +15,7 @@
 //! | `work` | one attempt after the other: fetch, verify, swap; and back, where a command says no |
 //! | `hook` | the commands that are run around a swap |
 //! | `note` | what is remembered |
+//! | `refusals` | what a command said no to, and when it is tried again |
 //! | `versions` | which versions are known to be right, and which are kept |
 //! | `board` | what is shown, and logged |
 //!
@@ -31,6 +32,7 @@
 mod board;
 mod hook;
 mod note;
+mod refusals;
 #[cfg(test)]
 mod tests;
 mod versions;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch::Receiver;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::host::Target;
@@ -15,6 +15,7 @@ use weighbridge_schemas::time::Timestamp;
 use super::board::{Board, Part, now, target};
 use super::hook::{self, About, Phase};
 use super::note::{Note, Pending, Served, Step};
+use super::refusals::Refusals;
 use super::{Event, Following, pause, versions};
 use crate::error::{Class, Result, StoreError};
 use crate::fetch::{self, Folder, Limits, Lock, Seen, Staged};
@@ -46,6 +47,8 @@ enum Came {
     Served,
     /// Something else is to be done.
     Overruled,
+    /// The command said no to it; it is not tried again for so long.
+    Refused(Duration),
 }
 
 impl Orders {
@@ -101,12 +104,21 @@ pub(super) struct Work {
     /// Where `current` may point though the note does not say so: where it did when this began, since somebody may have
     /// fetched that while nobody followed, and where a swap that could not be noted led.
     found: Option<SnapshotId>,
+    refusals: Refusals,
 }
 
 impl Work {
     pub(super) fn new(folder: Folder, following: Following, note: Note, board: Arc<Board>) -> Self {
         let found = folder.points_at();
-        Self { folder, following, note, board, staged: Staged::default(), found }
+        Self {
+            folder,
+            following,
+            note,
+            board,
+            staged: Staged::default(),
+            found,
+            refusals: Refusals::default(),
+        }
     }
 
     /// Works until it is time to stop.
@@ -125,25 +137,39 @@ impl Work {
                     }
                 }
                 Ok(Came::Overruled) => {}
+                Ok(Came::Refused(left)) => self.bide(wanted.as_ref(), &mut orders, left).await,
                 Err(error) => {
                     failures += 1;
-                    let pause = pause(failures);
+                    let refused = wanted.as_ref().and_then(|wanted| self.refused(wanted));
+                    let pause = refused.unwrap_or_else(|| pause(failures));
                     self.board.failed(Part::Work, &error, pause);
-                    tokio::select! {
-                        () = orders.news(wanted.as_ref()) => {}
-                        () = self.strays(None) => {}
-                        () = sleep(pause) => {}
-                    }
+                    self.bide(wanted.as_ref(), &mut orders, pause).await;
                 }
             }
         }
     }
 
+    /// Waits, unless something else is to be done, or to be put right.
+    async fn bide(&self, wanted: Option<&Wanted>, orders: &mut Orders, pause: Duration) {
+        tokio::select! {
+            () = orders.news(wanted) => {}
+            () = self.strays(None) => {}
+            () = sleep(pause) => {}
+        }
+    }
+
+    /// For how long what is wanted is not tried again, where the command said no to it.
+    fn refused(&self, wanted: &Wanted) -> Option<Duration> {
+        self.refusals.left(&wanted.entry, Instant::now())
+    }
+
     /// Shows what is served and held.
     pub(super) fn show(&self) {
-        let noted = self.note.serving.as_ref();
+        let noted = self.note.serving.as_ref().map(|noted| (noted.target.clone(), noted.since));
         let serving = self.folder.points_at().and_then(|id| match noted {
-            Some(noted) if noted.target.snapshot == id => Some((noted.target.clone(), noted.since)),
+            // What is on trial does not count yet.
+            noted if self.note.pending.is_some() => noted,
+            Some(noted) if noted.0.snapshot == id => Some(noted),
             _ => versions::target_of(&self.folder, id).map(|target| (target.clone(), target.when)),
         });
         self.board.serves(serving, versions::held(&self.folder, &self.note), self.note.is_over());
@@ -183,6 +209,10 @@ impl Work {
             self.mend(&lock).await?;
             return Ok(Came::Served);
         };
+        if let Some(left) = self.refused(wanted) {
+            self.mend(&lock).await?;
+            return Ok(Came::Refused(left));
+        }
         // What is about to be swapped to, or is there already, needs no way back.
         let id = Some(wanted.entry.snapshot);
         if self.strayed_from() != id && self.folder.points_at() != id {
@@ -374,8 +404,12 @@ impl Work {
         }
         self.little(&entry.snapshot, lock, Folder::flip).await?;
         self.found = Some(entry.snapshot);
-        // It is over once it is noted.
-        self.board.serves(Some((target.clone(), now())), versions::held(&self.folder, &self.note), false);
+        let held = versions::held(&self.folder, &self.note);
+        match self.following.hooks.after {
+            Some(_) => self.board.tries(held),
+            // It is over once it is noted.
+            None => self.board.serves(Some((target.clone(), now())), held, false),
+        }
         self.finish(target, previous, lock).await
     }
 
@@ -384,6 +418,9 @@ impl Work {
         if let Some(command) = &self.following.hooks.after {
             let about = self.about(Phase::After, &target, previous);
             if let Err(error) = hook::run(command, &about, self.following.hooks.limit).await {
+                if previous.is_some_and(|id| id != target.snapshot) {
+                    self.refusals.note(&target, Instant::now());
+                }
                 let pending = Pending { step: Step::Restore, target, previous };
                 return Err(match self.restore(pending, lock).await {
                     Ok(()) => error,
@@ -395,6 +432,7 @@ impl Work {
         let served = Served { target, since: self.since(snapshot, previous) };
         self.remember(lock, |note| note.served(served, previous)).await?;
         self.found = None;
+        self.refusals.clear();
         tracing::info!(sequence, %snapshot, step, "it is served");
         if previous != Some(snapshot) {
             self.board.tell(&Event::Swapped);
@@ -431,6 +469,7 @@ impl Work {
         }
         let change = |note: &mut Note| (note.pending, note.is_doubtful) = (None, is_doubtful);
         self.remember(lock, change).await?;
+        self.found = None;
         self.show();
         restored
     }

@@ -76,7 +76,20 @@ impl StoreWatch {
     /// # Errors
     /// As [`super::Watch::next`].
     pub async fn next(&mut self) -> Result<Told> {
+        self.due().await;
+        self.look().await
+    }
+
+    /// Comes back when it is time to look.
+    pub async fn due(&self) {
         sleep_until(self.due).await;
+    }
+
+    /// Looks at once.
+    ///
+    /// # Errors
+    /// As [`super::Watch::next`].
+    pub async fn look(&mut self) -> Result<Told> {
         self.due = Instant::now() + self.interval.mul_f64(1.0 + JITTER * (fastrand::f64() * 2.0 - 1.0));
         let channel = Channel::new(&self.root, &self.model, &self.channel);
         let Some(at) = &self.at else {

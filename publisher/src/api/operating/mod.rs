@@ -18,7 +18,7 @@ use weighbridge_snapshots::reference::Reference;
 use weighbridge_snapshots::root::Root;
 
 use super::answers::Refusal;
-use super::deeds::{Asked, Asker, Deeds, Done};
+use super::deeds::{Asked, Asker, Came, Deeds, Done};
 use super::proto;
 use super::proto::operating_server;
 use super::requests::{channel as channel_named, digits};
@@ -149,20 +149,26 @@ impl Service {
         (asked.model, asked.object) = (Some(model.to_string()), channel.to_string());
         asked.request_id = request_id.clone().unwrap_or_default();
         let operation = asker.operation(change.reason().as_str(), request_id.as_deref());
-        let roots = Arc::clone(&self.roots);
+        let (shared, roots) = (Arc::clone(&self.shared), Arc::clone(&self.roots));
         let allowed = permitted(&asker.caller, &[Role::Operate], &model);
         let done = self.deeds.run(asker, asked, allowed, async move {
             let own = match request_id {
                 Some(_) => change.own(&roots.demanding, &operation).await?,
                 None => None,
             };
-            let moved = match own {
-                Some(own) => own,
-                None => change.carry_out(&roots, &operation).await?,
+            let (moved, came) = match own {
+                Some(own) => (own, Came::Repeated),
+                None => {
+                    let moved = change.carry_out(&roots, &operation).await?;
+                    shared.hub.nudge(&model, &channel);
+                    let came = Came::of(moved.changed);
+                    (moved, came)
+                }
             };
             let (before, after) = (moved.entry.previous, moved.entry.snapshot);
             let answer = answer(&roots.appending, &model, &channel, moved).await;
-            Ok(Done { answer, before: before.map(|id| id.to_string()), after: Some(after.to_string()) })
+            let (before, after) = (before.map(|id| id.to_string()), Some(after.to_string()));
+            Ok(Done { answer, before, after, came })
         });
         Ok(Response::new(done.await?))
     }
@@ -188,7 +194,8 @@ impl Service {
                 let id = located(root, &snapshot).await?;
                 let changed = pins::set(root, &model, &id, pinned, &why, &operation).await?;
                 let state = |pinned: bool| Some(if pinned { "pinned" } else { "not pinned" }.to_owned());
-                Ok(Done { answer: id.to_string(), before: state(pinned != changed), after: state(pinned) })
+                let (before, after) = (state(pinned != changed), state(pinned));
+                Ok(Done { answer: id.to_string(), before, after, came: Came::of(changed) })
             })
             .await
     }
@@ -274,7 +281,8 @@ impl Service {
                 dead::send(root, &*shared.queue, &again, &who).await?;
                 let job = again.into_iter().map(|again| again.message.id).next().unwrap_or_default();
                 let after = Some(format!("job {job}"));
-                Ok(Done { answer: proto::RequeueDeadLetterResponse { job }, before: None, after })
+                let answer = proto::RequeueDeadLetterResponse { job };
+                Ok(Done { answer, before: None, after, came: Came::Done })
             })
             .await
     }
@@ -293,7 +301,7 @@ impl Service {
             .run(asker, asked, allowed, async move {
                 seen(&shared.root, &caller, &id).await?;
                 dead::discard(&shared.root, &[id], &who).await?;
-                Ok(Done { answer: (), before: None, after: Some("discarded".to_owned()) })
+                Ok(Done { answer: (), before: None, after: Some("discarded".to_owned()), came: Came::Done })
             })
             .await
     }

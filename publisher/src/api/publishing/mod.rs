@@ -19,7 +19,7 @@ use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::jobs::Job;
 
 use super::answers::Refusal;
-use super::deeds::{Asked, Asker, Deeds, Done};
+use super::deeds::{Asked, Asker, Came, Deeds, Done};
 use super::guard::Gate;
 use super::proto;
 use super::proto::publishing_server;
@@ -88,7 +88,7 @@ impl Service {
                 submit::unused(&shared.root, &manifest).await.map_err(Refusal::as_things_stand)?;
                 submit::send(&*shared.queue, &manifest, written.to_vec()).await?;
                 let answer = proto::SubmitResponse { job: manifest.id };
-                Ok(Done { answer, before: None, after: None })
+                Ok(Done { answer, before: None, after: None, came: Came::Done })
             })
             .await
     }
@@ -156,15 +156,15 @@ impl Service {
         self.deeds
             .run(asker, asked, allowed, async move {
                 let root = &shared.root;
-                let done = |job: String| {
-                    Ok(Done { answer: proto::RepublishResponse { job }, before: None, after: None })
+                let done = |job: String, came: Came| {
+                    Ok(Done { answer: proto::RepublishResponse { job }, before: None, after: None, came })
                 };
                 if Job::new(root, &model, &job).record().await?.is_some() {
-                    return done(job.to_string());
+                    return done(job.to_string(), Came::Repeated);
                 }
                 let request = republish::request(root, &ages, wanted, job.to_string(), operation.who).await?;
                 republish::send(&*shared.queue, &request).await?;
-                done(request.manifest.id)
+                done(request.manifest.id, Came::Done)
             })
             .await
     }
@@ -195,7 +195,7 @@ impl Service {
                 let name = |progress: &Progress| progress.standing.name().to_owned();
                 let answer = proto::CancelResponse { job: after.as_ref().map(answer) };
                 let now = after.as_ref().map_or_else(|| "cancelled".to_owned(), name);
-                Ok(Done { answer, before: Some(name(&before)), after: Some(now) })
+                Ok(Done { answer, before: Some(name(&before)), after: Some(now), came: Came::Done })
             })
             .await
     }
