@@ -58,7 +58,12 @@ fn main() -> Result<(), Failure> {
         let runtime = tokio::runtime::Runtime::new()?;
         let follower =
             runtime.block_on(follower(Path::new(&folder), model.parse()?, channel.parse()?, source))?;
-        std::thread::spawn(move || runtime.block_on(follower.run(std::future::pending())));
+        std::thread::spawn(move || {
+            let ended = runtime.block_on(follower.run(std::future::pending()));
+            // It ends where the folder goes: whoever supervises this starts it anew.
+            eprintln!("nothing is followed any more: {ended:?}");
+            std::process::exit(1);
+        });
     }
 
     let serving = Arc::new(first(Path::new(&folder), followed.is_some())?);

@@ -10,6 +10,7 @@ use weighbridge_tests::buckets::{Answer, Asked, Fault, FaultyProxy, Kind};
 use crate::binary::Store;
 use crate::follower::{Checkpoint, Host, Server, TABLE, serves, versions};
 use crate::places::{House, Place, server};
+use crate::site::Site;
 use crate::volume::Volume;
 
 /// B09: a channel that moves while the store is away.
@@ -66,7 +67,7 @@ fn a_folder_that_is_not_mounted_is_waited_for_by_who_serves_already() {
     let away = store.folder.path().join("away");
     std::fs::rename(store.root(), &away).unwrap();
     let mut host = Host::start(&store, &[]);
-    let status = host.until_behind("not_found");
+    let status = host.until_behind("store_unreachable");
     assert_eq!(status["serving"]["snapshot"], *first);
     // Who has nothing yet is told at once: the name may be wrong.
     let other = store.folder.path().join("other");
@@ -278,7 +279,7 @@ fn what_is_moved_by_hand_is_put_back_while_what_is_wanted_cannot_be_had() {
     let gone = store.folder.path().join("gone");
     std::fs::rename(store.root(), &gone).unwrap();
     let mut host = Host::start(&store, &["--exec", &command]);
-    host.until_behind("not_found");
+    host.until_behind("store_unreachable");
     move_by_hand(&host.into, &"0".repeat(64));
     until_back(&mut host, 2);
     std::fs::rename(&gone, store.root()).unwrap();
@@ -331,4 +332,82 @@ fn many_hosts_take_what_a_busy_store_gives_and_ask_for_little_twice() {
     );
     // Two tables and a header for each.
     assert!(chunks.count() <= 8 * 3 * 3 / 2);
+}
+
+/// B09, by way of an API: it cannot read its store, and says so.
+#[test]
+fn while_an_api_cannot_read_its_store_its_hosts_stay_behind_and_say_so() {
+    let mut site = Site::start("api");
+    let first = site.publish(1, &[]);
+    let token = site.store.folder.path().join("token");
+    std::fs::write(&token, &site.fetch).unwrap();
+    let into = site.store.served();
+    let more = ["--api", site.url.as_str(), "--api-token-file", token.to_str().unwrap()];
+    let mut host = Host::start_into(&site.store, &into, &more);
+    host.until_current(&first);
+    let (store, away) = (site.store.root(), site.store.folder.path().join("away"));
+    std::fs::rename(&store, &away).unwrap();
+    let status = host.until_behind("store_unreachable");
+    let before = host.lines().len();
+    // It is told again and again that nothing is known for certain: none of that is a sign that all is well.
+    std::thread::sleep(Duration::from_secs(16));
+    let states: Vec<_> = host.lines()[before..].iter().map(|line| line["state"].clone()).collect();
+    assert!(states.iter().all(|state| state == "behind"), "{states:?}");
+    let now = host.status().unwrap();
+    assert!(now["attempts"].as_u64() > status["attempts"].as_u64(), "{now}");
+    std::fs::rename(&away, &store).unwrap();
+    let second = site.publish(2, &[]);
+    host.until_current(&second);
+    site.stop();
+}
+
+/// What was found out about a folder is not so of another one in its place: whoever supervises the follower starts it.
+#[test]
+fn a_follower_whose_folder_goes_ends_and_one_without_versions_fetches_again() {
+    let store = Store::new();
+    std::fs::create_dir(store.root()).unwrap();
+    let mut checkpoint = Checkpoint::new(&store, &[4096]);
+    let first = checkpoint.publish(&store);
+    let into = store.served();
+    let mut host = Host::start_into(&store, &into, &[]);
+    host.until_current(&first);
+    std::fs::remove_dir_all(into.join("versions")).unwrap();
+    checkpoint.change(..);
+    let second = checkpoint.publish(&store);
+    host.until_current(&second);
+    assert_eq!(serves(&into), Some(second.clone()));
+
+    // Another model's folder in its place stays as it is.
+    let other = store.folder.path().join("other");
+    let theirs = crate::fixtures::torchrec();
+    store.run(["publish", theirs.to_str().unwrap(), "--model", "other"]).succeeded();
+    store.run(["fetch", "other", "--into", other.to_str().unwrap()]).succeeded();
+    let theirs = versions(&other);
+    std::fs::rename(&into, into.with_extension("old")).unwrap();
+    std::fs::rename(&other, &into).unwrap();
+    assert_eq!(host.wait(), Some(1), "{}", host.said());
+    assert_eq!(versions(&into), theirs);
+    assert!(into.join("current").is_dir());
+}
+
+#[test]
+fn a_command_that_writes_into_a_version_before_the_swap_has_it_not_served() {
+    let store = Store::new();
+    std::fs::create_dir(store.root()).unwrap();
+    let mut checkpoint = Checkpoint::new(&store, &[4096]);
+    let first = checkpoint.publish(&store);
+    let into = store.served();
+    let harm = store.folder.path().join("harm");
+    let change = "cd $WEIGHBRIDGE_VERSION && chmod u+w . *.safetensors && echo x >>model.safetensors";
+    let write = format!("test ! -e {} || {{ {change}; }}", harm.display());
+    let mut host = Host::start_into(&store, &into, &["--exec-before", &write]);
+    host.until_current(&first);
+    std::fs::write(&harm, "").unwrap();
+    checkpoint.change(..);
+    let second = checkpoint.publish(&store);
+    let status = host.until_behind("integrity");
+    assert!(status["last_error"]["message"].as_str().unwrap().contains("may read a version"), "{status}");
+    assert_eq!(serves(&into), Some(first));
+    std::fs::remove_file(&harm).unwrap();
+    host.until_current(&second);
 }

@@ -100,7 +100,7 @@ async fn a_checkpoint_is_handed_over_followed_and_published_again() {
             deed("submit", "trainer", &id, "done"),
             deed("submit", "trainer", &id, "done"),
             deed("republish", "ops", &jobs[0], "done"),
-            deed("republish", "ops", &jobs[0], "done"),
+            deed("republish", "ops", &jobs[0], "repeated"),
             deed("republish", "ops", &jobs[2], "done"),
             deed("cancel", "ops", &id, "already_decided"),
         ]

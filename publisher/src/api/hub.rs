@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
-use weighbridge_schemas::channel::ChannelEntry;
+use weighbridge_schemas::channel::{ChannelEntry, Reason};
 use weighbridge_schemas::names::{ChannelName, ModelName};
 use weighbridge_snapshots::error::{Class, StoreError};
 use weighbridge_snapshots::root::Root;
@@ -32,6 +32,8 @@ pub struct Entry {
     pub entry: ChannelEntry,
     /// Its stored bytes.
     pub bytes: Bytes,
+    /// The number of an entry behind which all are publishes, up to this one.
+    pub publishes_after: u64,
 }
 
 /// What is known of a channel.
@@ -230,8 +232,13 @@ fn heard(state: &mut State, told: Told) -> bool {
     (state.looked, state.stale) = (true, None);
     match told {
         Told::Quiet => news,
-        Told::Entry { entry, bytes, .. } => {
-            state.entry = Some(Arc::new(Entry { entry: *entry, bytes }));
+        Told::Entry { entry, bytes, publishes_after } => {
+            // What was told before may have been a publish too, and those before it.
+            let before = state.entry.as_ref().filter(|known| {
+                known.entry.sequence == publishes_after && known.entry.reason == Reason::Publish
+            });
+            let publishes_after = before.map_or(publishes_after, |known| known.publishes_after);
+            state.entry = Some(Arc::new(Entry { entry: *entry, bytes, publishes_after }));
             true
         }
     }
@@ -241,7 +248,6 @@ fn heard(state: &mut State, told: Told) -> bool {
 mod tests {
     use std::convert::Infallible;
 
-    use weighbridge_schemas::channel::Reason;
     use weighbridge_schemas::ids::SnapshotId;
     use weighbridge_schemas::time::Timestamp;
     use weighbridge_snapshots::channel::{Channel, Move, Operation};

@@ -125,7 +125,11 @@ impl Shared {
         }
         let last = known.entry.as_ref().map_or(0, |entry| entry.entry.sequence);
         let newer = watch::newest(self.objects.root(), model, name, last).await?;
-        Ok(newer.map(|(entry, bytes)| Arc::new(Entry { entry, bytes })).or(known.entry))
+        let newer = newer.map(|(entry, bytes)| {
+            let publishes_after = entry.sequence.saturating_sub(1);
+            Arc::new(Entry { entry, bytes, publishes_after })
+        });
+        Ok(newer.or(known.entry))
     }
 
     /// What `reference` points at.

@@ -269,37 +269,50 @@ pub(super) struct Reading {
     shared: Arc<Shared>,
     object: Object,
     from: u64,
+    /// Of an object that is read whole: what has come of it so far.
+    hasher: Option<blake3::Hasher>,
 }
 
 impl Reading {
     pub(super) fn of(shared: &Arc<Shared>, object: Object, from: u64) -> Self {
-        Self { shared: Arc::clone(shared), object, from }
+        // What comes out of the cache was looked at on its way in.
+        let is_cached =
+            shared.objects.root().is_bucket() && matches!(object.content, Some(Content::Chunk(_)));
+        let is_whole = from == 0 && object.end == object.size && object.content.is_some() && !is_cached;
+        Self { shared: Arc::clone(shared), object, from, hasher: is_whole.then(blake3::Hasher::new) }
+    }
+
+    /// Whether the piece, with all before it, is what the object's name says; that is known at its end.
+    fn is_right(&mut self, piece: &[u8]) -> bool {
+        let Some(hasher) = &mut self.hasher else { return true };
+        hasher.update(piece);
+        let is_last = self.from + piece.len() as u64 >= self.object.end;
+        !is_last || self.object.content.is_none_or(|content| content.is_hash(&hasher.finalize()))
     }
 
     /// Its pieces, each with where it begins: read when they are asked for, so that a slow reader takes one at a time.
     pub(super) fn pieces(self) -> impl Stream<Item = Result<(u64, Bytes), Status>> + Send {
         unfold(self, |mut reading| async move {
-            let Self { shared, object, from } = &mut reading;
-            if *from >= object.end {
+            let begin = reading.from;
+            if begin >= reading.object.end {
                 return None;
             }
-            let piece = match shared.objects.piece(object, *from).await {
+            let failure = match reading.shared.objects.piece(&reading.object, begin).await {
+                // The last piece of what is wrong is kept back: nobody takes it for whole, nor keeps it.
+                Ok(Some(piece)) if !piece.is_empty() && piece.len() <= PIECE && !reading.is_right(&piece) => {
+                    let why = "its bytes do not have the hash that is its name";
+                    StoreError::new(Class::Integrity, &reading.object.key, why)
+                }
                 Ok(Some(piece)) if !piece.is_empty() && piece.len() <= PIECE => {
-                    shared.figures.sends(piece.len());
-                    let begin = *from;
-                    *from += piece.len() as u64;
-                    Ok((begin, piece))
+                    reading.shared.figures.sends(piece.len());
+                    reading.from += piece.len() as u64;
+                    return Some((Ok((begin, piece)), reading));
                 }
-                Ok(_) => {
-                    *from = object.end;
-                    Err(Refusal::from(absent(&object.key)).into())
-                }
-                Err(error) => {
-                    *from = object.end;
-                    Err(Refusal::from(error).into())
-                }
+                Ok(_) => absent(&reading.object.key),
+                Err(error) => error,
             };
-            Some((piece, reading))
+            reading.from = reading.object.end;
+            Some((Err(Refusal::from(failure).into()), reading))
         })
     }
 }

@@ -207,12 +207,13 @@ fn line(event: &Event) -> Bytes {
             line.extend(
                 entry.bytes.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }),
             );
-            line.push(b'}');
+            line.extend(format!(",\"publishes_after\":{}}}", entry.publishes_after).into_bytes());
         }
         Event::Heartbeat(stale) => {
             let mut beat = json!({ "heartbeat": clock::now() });
             if let Some(why) = stale {
                 beat["stale"] = json!(why.to_string());
+                beat["class"] = json!(why.class().as_str());
             }
             line = beat.to_string().into_bytes();
         }

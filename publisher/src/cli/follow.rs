@@ -113,8 +113,8 @@ impl FollowOptions {
         let root = roots.first(&task.into)?;
         let limits = task.limits;
         let opener: Opener = Box::new(move || {
-            let root = roots.open(roots.read)?;
-            let looked = roots.open(roots.look)?;
+            let root = roots.open(roots.read).map_err(away)?;
+            let looked = roots.open(roots.look).map_err(away)?;
             let (model, channel) = (model.clone(), of.clone());
             let watch = match looked.api() {
                 Some(_) => Watch::Api(ApiWatch::new(&looked, model, channel, None)),
@@ -125,7 +125,7 @@ impl FollowOptions {
         let follower = Follower::new(&task.into, task.durability, following, opener, listener).await?;
         shown.show(host);
         let run = async {
-            follower.run(stop.wait()).await;
+            follower.run(stop.wait()).await.map_err(|error| Some(Failure::from(error)))?;
             Err(None)
         };
         let looked = async { look(root, &reference, &channel, context.output).await.map_err(Some) };
@@ -238,6 +238,14 @@ impl Roots {
             Err(_) if into.join("current").is_dir() => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// A store that is not there is away: whoever follows waits for it.
+fn away(error: StoreError) -> StoreError {
+    match error.class() {
+        Class::NotFound => StoreError::new(Class::Unreachable, "the store", error.to_string()),
+        _ => error,
     }
 }
 

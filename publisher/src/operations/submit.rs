@@ -25,6 +25,12 @@ use crate::steps::messages;
 pub fn check(written: &[u8]) -> Result<CheckpointManifest> {
     let manifest = CheckpointManifest::parse(written)?;
     let location = &manifest.location;
+    if location.chars().any(char::is_control) {
+        let shown = shorten(&location.escape_debug().to_string());
+        return Err(Failure::usage(format!(
+            "the manifest's location \"{shown}\" has control characters in it"
+        )));
+    }
     if bucket::is_bucket(location) {
         // Whether a client can be built of it is for whoever reads there: that takes a while, and what they have.
         bucket::check(location)
@@ -100,9 +106,16 @@ mod tests {
         ] {
             assert_eq!(at(right).unwrap(), "0f8fad5b-d9cb-469f-a165-70867728950e", "{right}");
         }
-        for wrong in
-            ["", "step-1", "./step-1", "ftp://host/step-1", "s3://key:secret@bucket/step-1", "gs:///x", "é"]
-        {
+        for wrong in [
+            "",
+            "step-1",
+            "/checkpoints/\0step-1",
+            "./step-1",
+            "ftp://host/step-1",
+            "s3://key:secret@bucket/step-1",
+            "gs:///x",
+            "é",
+        ] {
             assert_eq!(at(wrong).unwrap_err(), "usage", "{wrong}");
         }
         assert_eq!(check(b"{}").unwrap_err().class, "bad_document");

@@ -36,7 +36,15 @@ pub struct Folder {
 /// That whoever has it works alone in a folder. What is done on other threads has a clone of it: so the folder is not
 /// free before that has come to its end too, whoever waits for it.
 #[derive(Debug, Clone)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "it is let go when it is closed")] Arc<File>);
+pub(crate) struct Lock(Arc<File>);
+
+impl Lock {
+    /// Whether what is locked is the file at `path`, still.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        let (Ok(own), Ok(found)) = (self.0.metadata(), fs::symlink_metadata(path)) else { return false };
+        (own.dev(), own.ino()) == (found.dev(), found.ino())
+    }
+}
 
 impl Folder {
     /// The folder at `path`, made if absent; and whether what is fetched into it is synced to disk.
@@ -133,6 +141,8 @@ impl Folder {
         let stage = || {
             make_folder(&all)?;
             make_folder(&own)?;
+            // Somebody may have made room by removing all of them.
+            fs::create_dir_all(self.versions())?;
             for entry in fs::read_dir(&all)? {
                 let other = entry?.path();
                 if other != own {

@@ -54,7 +54,7 @@ use weighbridge_schemas::names::{ChannelName, ModelName};
 
 use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
-use crate::fetch::{self, Fetched, Folder, Limits, Lock};
+use crate::fetch::{self, Fetched, Folder, Limits};
 use crate::root::Root;
 use crate::watch::{Told, Watch};
 
@@ -67,6 +67,8 @@ use work::{Orders, Wanted, Work};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// After how many failures the source is opened anew: a folder may be another one by then, and credentials too.
 const OPENED_ANEW: u32 = 3;
+/// What the one follower of a folder holds.
+const FOLLOW: &str = ".follow";
 /// How long a follower that has just been stopped may take to let the folder go.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -130,8 +132,6 @@ pub struct Follower {
     work: Work,
     board: Arc<Board>,
     opener: Opener,
-    /// Nobody else follows into the folder.
-    _alone: Lock,
 }
 
 impl fmt::Debug for Follower {
@@ -156,7 +156,7 @@ impl Follower {
         // Commands may run elsewhere.
         let path = std::path::absolute(path).map_err(|error| StoreError::own(path.display(), &error))?;
         let folder = Folder::open(&path, durability)?;
-        let alone = timeout(PATIENCE, folder.lock_named(".follow", "another follower of this folder")).await;
+        let alone = timeout(PATIENCE, folder.lock_named(FOLLOW, "another follower of this folder")).await;
         let Ok(alone) = alone else {
             let why = "another process follows a channel into this folder; stop it, or name another folder";
             return Err(StoreError::new(Class::Conflict, path.display(), why));
@@ -166,16 +166,20 @@ impl Follower {
         fetch::check_model(&folder, &following.model)?;
         versions::clear_removed(&folder);
         let board = Arc::new(Board::new(folder.clone(), blank(&path, &following), listener));
-        let work = Work::new(folder, following, note, Arc::clone(&board));
+        let work = Work::new((folder, alone), following, note, Arc::clone(&board));
         work.show();
-        Ok(Self { work, board, opener, _alone: alone })
+        Ok(Self { work, board, opener })
     }
 
     /// Follows until `stop` comes. What is being fetched then is given up, and goes on when following is begun again; a
     /// swap that has begun ends first, which takes as long as its commands may. Whoever gives this up half way loses
     /// nothing either: the next follower goes on.
-    pub async fn run(self, stop: impl Future<Output = ()>) {
-        let Self { mut work, board, opener, _alone } = self;
+    ///
+    /// # Errors
+    /// [`Class::Refused`] where the folder was removed, or another one was put in its place: it may be another model's
+    /// now, and another one may follow into it. Whatever else fails is tried again.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<()> {
+        let Self { mut work, board, opener } = self;
         let (wants, wanted) = watch::channel(None);
         let (stops, stopping) = watch::channel(false);
         let told = async {
@@ -184,12 +188,13 @@ impl Follower {
             pending::<Infallible>().await
         };
         tokio::select! {
-            () = Box::pin(work.run(Orders::new(wanted, stopping))) => {}
+            worked = Box::pin(work.run(Orders::new(wanted, stopping))) => worked?,
             never = Box::pin(hear(opener, &wants, &board)) => match never {},
             never = Arc::clone(&board).keep_written() => match never {},
             never = told => match never {},
         }
         board.write().await;
+        Ok(())
     }
 }
 
@@ -215,10 +220,13 @@ async fn hear(mut opener: Opener, wants: &Sender<Option<Wanted>>, board: &Board)
             }
             Err(error) => {
                 failures += 1;
-                if failures.is_multiple_of(OPENED_ANEW) {
+                // A source that answers, if only that it knows of nothing new for certain, is the right one.
+                let answers = source.as_ref().is_some_and(|source: &Source| source.watch.is_connected());
+                if failures.is_multiple_of(OPENED_ANEW) && !answers {
                     source = None;
                 }
-                let pause = pause(failures);
+                // It says itself when it knows more.
+                let pause = if answers { PAUSES.0 } else { pause(failures) };
                 board.failed(Part::Source, &error, pause);
                 sleep(pause).await;
             }

@@ -133,7 +133,7 @@ impl House {
             let lock = Folder::open(&self.folder(), Durability::Synced).unwrap().lock().await.unwrap();
             drop(lock);
         };
-        timeout(Duration::from_secs(60), follower.run(is_current)).await.unwrap();
+        timeout(Duration::from_secs(60), follower.run(is_current)).await.unwrap().unwrap();
     }
 
     /// The texts that are served.
@@ -241,6 +241,11 @@ async fn an_order_ends_a_fetch_even_where_a_publish_came_right_behind_it() {
     let begun = sender.borrow().clone().unwrap();
     want(entry(16, Reason::Rollback), 16);
     assert!(told.overruled(&begun).now_or_never().is_none(), "it is the same");
+    let held = ChannelEntry { snapshot: begun.entry.snapshot, ..entry(17, Reason::Hold) };
+    want(held, 17);
+    assert!(told.overruled(&begun).now_or_never().is_none(), "it points at what is fetched");
+    want(entry(18, Reason::Release), 18);
+    assert!(told.overruled(&begun).now_or_never().is_some());
 }
 
 #[test]
@@ -267,7 +272,7 @@ async fn following_is_a_task_like_any_other() {
     };
     timeout(Duration::from_secs(60), is_swapped).await.unwrap();
     stop.send(()).unwrap();
-    follows.await.unwrap();
+    follows.await.unwrap().unwrap();
     let current = std::fs::read_link(house.folder().join("current")).unwrap();
     assert!(current.ends_with(first.to_string()));
 }

@@ -16,7 +16,7 @@ use super::board::{Board, Part, now, target};
 use super::hook::{self, About, Phase};
 use super::note::{Note, Pending, Served, Step};
 use super::refusals::Refusals;
-use super::{Event, Following, pause, versions};
+use super::{Event, FOLLOW, Following, pause, versions};
 use crate::error::{Class, Result, StoreError};
 use crate::fetch::{self, Folder, Limits, Lock, Seen, Staged};
 use crate::reference::{Followed, pointed_at};
@@ -84,8 +84,12 @@ impl Orders {
     /// even where a publish came right behind that. A publish alone waits: were each of them to end the one before, a
     /// host whose fetches take longer than the time between two would never serve any.
     pub(super) async fn overruled(&mut self, begun: &Wanted) {
-        let is_order =
-            |wanted: &Option<Wanted>| wanted.as_ref().is_some_and(|wanted| wanted.orders != begun.orders);
+        // One that points at the same snapshot, as a hold does, changes nothing of what is under way.
+        let is_order = |wanted: &Option<Wanted>| {
+            wanted.as_ref().is_some_and(|wanted| {
+                wanted.orders != begun.orders && wanted.entry.snapshot != begun.entry.snapshot
+            })
+        };
         tokio::select! {
             _ = self.wanted.wait_for(is_order) => {}
             _ = self.stop.wait_for(|stop| *stop) => {}
@@ -105,10 +109,17 @@ pub(super) struct Work {
     /// fetched that while nobody followed, and where a swap that could not be noted led.
     found: Option<SnapshotId>,
     refusals: Refusals,
+    /// That nobody else follows into the folder.
+    alone: Lock,
 }
 
 impl Work {
-    pub(super) fn new(folder: Folder, following: Following, note: Note, board: Arc<Board>) -> Self {
+    pub(super) fn new(
+        (folder, alone): (Folder, Lock),
+        following: Following,
+        note: Note,
+        board: Arc<Board>,
+    ) -> Self {
         let found = folder.points_at();
         Self {
             folder,
@@ -118,13 +129,22 @@ impl Work {
             staged: Staged::default(),
             found,
             refusals: Refusals::default(),
+            alone,
         }
     }
 
     /// Works until it is time to stop.
-    pub(super) async fn run(&mut self, mut orders: Orders) {
+    ///
+    /// # Errors
+    /// [`Class::Refused`] where the folder is gone, or another one is in its place: what was found out about it before is
+    /// not so any more, and it may be somebody else's.
+    pub(super) async fn run(&mut self, mut orders: Orders) -> Result<()> {
         let mut failures = 0;
         while !orders.is_to_stop() {
+            if !self.is_at_home() {
+                let why = "the folder was removed, or another one is in its place; begin to follow anew";
+                return Err(StoreError::new(Class::Refused, self.folder.path().display(), why));
+            }
             let wanted = orders.wanted();
             match self.attempt(wanted.as_ref(), &mut orders).await {
                 Ok(Came::Served) => {
@@ -147,6 +167,12 @@ impl Work {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Whether the folder is the one that this began with.
+    fn is_at_home(&self) -> bool {
+        self.alone.is_at(&self.folder.path().join(FOLLOW))
     }
 
     /// Waits, unless something else is to be done, or to be put right.
@@ -180,6 +206,9 @@ impl Work {
     async fn strays(&self, wanted: Option<SnapshotId>) {
         loop {
             sleep(LOOK).await;
+            if !self.is_at_home() {
+                return;
+            }
             let strays = match wanted {
                 Some(wanted) => self.folder.points_at() != Some(wanted),
                 None => self.strayed_from().is_some(),
@@ -369,7 +398,12 @@ impl Work {
         let Some(command) = &self.following.hooks.before else { return Ok(()) };
         let target = target(entry);
         let about = self.about(Phase::Before, &target, self.folder.points_at());
-        hook::run(command, &about, self.following.hooks.limit).await
+        hook::run(command, &about, self.following.hooks.limit).await?;
+        if self.is_there(wanted, lock).await? {
+            return Ok(());
+        }
+        let why = "it was changed while the command before the swap ran; a command may read a version, and not write it";
+        Err(StoreError::new(Class::Integrity, self.folder.version(&entry.snapshot).display(), why))
     }
 
     /// Notes that a version was verified.

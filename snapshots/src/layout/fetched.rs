@@ -31,9 +31,15 @@ impl Content {
     /// Whether these are its bytes.
     #[must_use]
     pub fn is_of(&self, bytes: &[u8]) -> bool {
+        self.is_hash(&blake3::hash(bytes))
+    }
+
+    /// Whether this is the hash of its bytes.
+    #[must_use]
+    pub fn is_hash(&self, hash: &blake3::Hash) -> bool {
         match self {
-            Self::Chunk(id) => ChunkId::of(bytes) == *id,
-            Self::Manifest(id) => SnapshotId::of(bytes) == *id,
+            Self::Chunk(id) => ChunkId::from_bytes(*hash.as_bytes()) == *id,
+            Self::Manifest(id) => SnapshotId::from_bytes(*hash.as_bytes()) == *id,
         }
     }
 }

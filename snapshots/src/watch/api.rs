@@ -45,8 +45,14 @@ struct Stream {
 struct Line {
     #[serde(default)]
     entry: Option<serde_json::Value>,
+    /// The number of an entry behind which all are publishes.
+    #[serde(default)]
+    publishes_after: Option<u64>,
     #[serde(default)]
     stale: Option<String>,
+    /// The class of what makes it so.
+    #[serde(default)]
+    class: Option<String>,
 }
 
 impl ApiWatch {
@@ -93,8 +99,16 @@ impl ApiWatch {
         }
     }
 
+    pub(super) fn is_connected(&self) -> bool {
+        self.stream.as_ref().is_some_and(|stream| stream.told)
+    }
+
     fn lost(&self, why: &str) -> StoreError {
-        StoreError::new(Class::Unreachable, format!("{}@{}", self.model, self.channel), why)
+        StoreError::new(Class::Unreachable, self.named(), why)
+    }
+
+    fn named(&self) -> String {
+        format!("{}@{}", self.model, self.channel)
     }
 
     fn heard(&mut self, line: &[u8]) -> Result<Told> {
@@ -103,22 +117,26 @@ impl ApiWatch {
             let line: Line = serde_json::from_slice(line)
                 .map_err(|error| self.lost(&format!("the API sent what is no line of its own: {error}")))?;
             if let Some(why) = line.stale {
-                return Err(self.lost(&format!("the API cannot read its store: {why}")));
+                let why = format!("the API cannot read its store: {why}");
+                if line.class.as_deref() == Some(Class::Integrity.as_str()) {
+                    return Err(StoreError::new(Class::Integrity, self.named(), why));
+                }
+                return Err(self.lost(&why));
             }
             let Some(entry) = line.entry else { return Ok(None) };
             let bytes = Bytes::from(entry.to_string());
-            Ok(Some((channel.believed(&bytes)?, bytes)))
+            Ok(Some((channel.believed(&bytes)?, bytes, line.publishes_after)))
         })();
         match told {
-            Ok(Some((entry, bytes))) => {
+            Ok(Some((entry, bytes, told))) => {
                 self.after = Some(entry.sequence);
-                let publishes_after = publishes_after(&entry);
+                let publishes_after = told.unwrap_or_else(|| publishes_after(&entry));
                 Ok(Told::Entry { entry: Box::new(entry), bytes, publishes_after })
             }
             Ok(None) => Ok(Told::Quiet),
             Err(error) => {
                 // What cannot be believed is told once more when the stream is begun anew.
-                if error.class() == Class::Integrity {
+                if error.class() == Class::Integrity && tells(line) {
                     self.stream = None;
                 }
                 Err(error)

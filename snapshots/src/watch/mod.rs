@@ -60,6 +60,14 @@ impl Watch {
             Self::Api(api) => api.next().await,
         }
     }
+
+    /// Whether it goes on with something that answered: a stream that has not ended.
+    pub(crate) fn is_connected(&self) -> bool {
+        match self {
+            Self::Store(_) => false,
+            Self::Api(api) => api.is_connected(),
+        }
+    }
 }
 
 /// The newest entry of a channel behind number `last`, which is one that it has, with its stored bytes; `None` where
