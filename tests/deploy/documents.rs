@@ -42,7 +42,7 @@ fn commands(document: &str) -> Vec<Vec<String>> {
     let begins = lines.filter_map(|line| {
         let is_command = |before: &str| {
             let is_variable = before.contains('=') && !before.contains(' ');
-            before.is_empty() || before.ends_with('(') || before.ends_with(" --") || is_variable
+            before.is_empty() || before.ends_with(['(', ';']) || before.ends_with(" --") || is_variable
         };
         let mut all = line.match_indices(PROGRAM);
         let (at, _) = all.find(|(at, _)| is_command(line[..*at].trim_end()))?;
@@ -68,4 +68,5 @@ fn words_are_taken_as_a_shell_takes_them() {
     assert_eq!(words("fetch  dlrm --exec 'a b' \"c\" > x | y # z"), ["fetch", "dlrm", "--exec", "a b", "c"]);
     assert_eq!(words("verify                 # all"), ["verify"]);
     assert_eq!(commands("```sh\nid=$(weighbridge jobs)\n```\nweighbridge no\n"), [["jobs"]]);
+    assert_eq!(commands("```sh\n(umask 077; weighbridge jobs > x)\n```\n"), [["jobs"]]);
 }
