@@ -141,7 +141,7 @@ impl Allowed {
 
 fn elsewhere(location: &str) -> Failure {
     let why = "it is not below any place that workers may read from; whoever runs them can add it to sources.allow in \
-               weighbridge.toml, and `weighbridge dead requeue` the job";
+               weighbridge.toml; hand the checkpoint over again then, or requeue its dead letter where there is one";
     forbidden(location, why)
 }
 

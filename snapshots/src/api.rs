@@ -338,7 +338,11 @@ impl Api {
         while let Some(inner) = cause.source() {
             cause = inner;
         }
-        let why = format!("the API at {} cannot be asked: {cause}", self.shown());
+        let mut why = format!("the API at {} cannot be asked: {cause}", self.shown());
+        // What answers a request in the clear with an alert of TLS says so.
+        if self.base.scheme() == "http" && why.contains("invalid HTTP") {
+            why.push_str("; does it speak TLS? Then use https://");
+        }
         StoreError::new(Class::Unreachable, object, why)
     }
 }

@@ -165,9 +165,22 @@ fn a_log_that_was_cut_is_refused_and_the_version_that_is_served_stays() {
     assert_eq!(status["serving"]["snapshot"], *ids[2]);
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(serves(&host.into).as_ref(), Some(&ids[2]));
+    // What one that runs has seen it keeps: a fetch beside it would be undone.
+    let forget = ["fetch", "m", "--forget-sequence", "--into", store.served().to_str().unwrap()].map(str::to_owned);
+    let refused = store.run(&forget);
+    assert_eq!(refused.failed(1), "conflict");
+    assert!(refused.stderr.contains("stop it"), "{refused:?}");
+    assert_eq!(serves(&host.into).as_ref(), Some(&ids[2]));
     assert_eq!(host.terminate(), Some(0));
-    let mut host = Host::start(&store, &["--forget-sequence"]);
+    store.run(&forget).succeeded();
+    let mut host = Host::start(&store, &[]);
     host.until_current(&ids[1]);
+    // Or it forgets by itself.
+    assert_eq!(host.terminate(), Some(0));
+    std::fs::rename(entry(2), store.folder.path().join("second")).unwrap();
+    let _ = std::fs::remove_file(store.root().join("models/m/channels/prod/hint"));
+    let mut host = Host::start(&store, &["--forget-sequence"]);
+    host.until_current(&ids[0]);
 }
 
 #[test]

@@ -12,9 +12,9 @@ use weighbridge_snapshots::root::Absent;
 use super::Context;
 use super::moves::Target;
 use super::output::{error_object, plain, short, table};
+use super::snapshots::models;
 use crate::error::{Failure, Result};
 use crate::operations::channels::{self, Standing};
-use crate::operations::models;
 
 /// List channels, or show a channel's log.
 #[derive(Debug, Args)]

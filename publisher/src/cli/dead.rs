@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use weighbridge_schemas::names::ModelName;
 use weighbridge_snapshots::dead::{get, note};
-use weighbridge_snapshots::root::{Absent, Root};
+use weighbridge_snapshots::root::Root;
 
 use super::Context;
 use super::channels::seconds;
@@ -68,7 +68,7 @@ enum Command {
 
 impl Dead {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
-        let root = context.root(Absent::Refuse)?;
+        let root = context.root_of_jobs()?;
         match self.command {
             Some(Command::Show { id }) => show(context, &root, id).await?,
             Some(Command::Requeue { ids, again }) => requeue(context, &root, &ids, again).await?,

@@ -269,7 +269,10 @@ async fn look(
     match reference.resolve(&root, channel).await {
         Ok(located) if located.followed.is_none() => Err(not_moving(&reference.to_string())),
         Err(error) if error.class() == Class::NotFound => {
-            output.tell(&format!("waiting for {reference}: {}\n", plain(&error.to_string())));
+            let (what, why) = (reference.to_string(), error.to_string());
+            // The error may begin with the channel itself.
+            let why = why.strip_prefix(&format!("{what}: ")).unwrap_or(&why);
+            output.tell(&format!("waiting for {what}: {}\n", plain(why)));
             Ok(())
         }
         Err(error) if error.class() == Class::Refused => Err(error.into()),

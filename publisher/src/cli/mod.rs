@@ -9,6 +9,7 @@ mod bar;
 mod channels;
 mod completions;
 mod config;
+mod context;
 mod dead;
 mod drop;
 mod fetch;
@@ -43,23 +44,15 @@ use std::io::IsTerminal;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use tokio::sync::watch;
 
-use weighbridge_queue::clock::{Clock, SystemClock};
-use weighbridge_queue::error::Error as QueueError;
-use weighbridge_queue::{Queue, url};
 use weighbridge_schemas::names::ChannelName;
-use weighbridge_snapshots::channel::{Operation, WHO_BYTES};
-use weighbridge_snapshots::root::{Absent, Durability, Root};
 
-use crate::clock;
-use crate::config::{Config, DEFAULT_MEMORY, DEFAULT_QUEUE, DEFAULT_STORE, check_memory, check_threads};
+use crate::config::Config;
 use crate::error::{Exit, Failure, Result};
-use crate::job::Budget;
+use context::{BudgetOptions, Context, MemoryOption, SyncOption, given};
 use output::Output;
 
 /// Weighbridge: training checkpoints in, verified serving snapshots out.
@@ -107,7 +100,7 @@ pub struct Global {
     /// How it is logged: text, or json (one object a line, with the job and the part that it is about) [default: text].
     #[arg(long, global = true, env = "WEIGHBRIDGE_LOG_FORMAT", value_name = "FORMAT")]
     log_format: Option<String>,
-    /// Who does it, for the channel's log [default: the user].
+    /// Who does it, for the channel's log [default: the user, by USER or LOGNAME, else by number].
     #[arg(long, global = true, value_name = "NAME")]
     who: Option<String>,
 }
@@ -178,164 +171,15 @@ impl Command {
             _ => false,
         }
     }
-}
 
-/// What a command works with: options, configuration, output.
-pub struct Context {
-    global: Global,
-    config: Config,
-    output: Output,
-    /// How many signals asked this process to end.
-    signals: watch::Receiver<u32>,
-}
-
-impl Context {
-    /// The store's root.
-    fn root(&self, absent: Absent) -> Result<Root> {
-        self.root_with(absent, Durability::Synced)
-    }
-
-    fn root_with(&self, absent: Absent, durability: Durability) -> Result<Root> {
-        Ok(Root::open_as(self.location(), absent, durability, &self.config.bucket.options())?)
-    }
-
-    /// Where the store is.
-    fn location(&self) -> &str {
-        let named = given(self.global.store.as_ref()).or(self.config.store.as_deref());
-        named.unwrap_or(DEFAULT_STORE)
-    }
-
-    /// Whether logs are JSON.
-    fn logs_json(&self) -> bool {
-        self.global.logs_json().unwrap_or(false)
-    }
-
-    /// The queue's URL.
-    fn queue_url(&self) -> &str {
-        given(self.global.queue.as_ref()).or(self.config.queue.as_deref()).unwrap_or(DEFAULT_QUEUE)
-    }
-
-    /// The queue's URL, without a password.
-    fn queue_shown(&self) -> String {
-        url::shown(self.queue_url())
-    }
-
-    /// The queue.
-    async fn queue(&self) -> Result<Arc<dyn Queue>> {
-        self.open_queue(url::open).await
-    }
-
-    /// The queue; no call waits longer than `patience` for other processes.
-    async fn queue_within(&self, patience: Duration) -> Result<Arc<dyn Queue>> {
-        self.open_queue(move |url, clock| url::open_with(url, clock, patience)).await
-    }
-
-    /// The queue, which need not be there yet: for those who go on and on.
-    async fn queue_patiently(&self, patience: Duration) -> Result<Arc<dyn Queue>> {
-        self.open_queue(move |url, clock| url::open_patiently(url, clock, patience)).await
-    }
-
-    /// Opens the queue where that may take a while, so that signals are heeded meanwhile.
-    async fn open_queue<T: Send + 'static>(
-        &self,
-        open: impl FnOnce(&str, Arc<dyn Clock>) -> std::result::Result<T, QueueError> + Send + 'static,
-    ) -> Result<T> {
-        let url = self.queue_url().to_owned();
-        let opening = tokio::task::spawn_blocking(move || open(&url, Arc::new(SystemClock::new())));
-        Ok(opening.await.map_err(|error| Failure::internal("opening the queue", error))??)
-    }
-
-    fn durability(&self, option: &SyncOption) -> Result<Durability> {
-        let no_sync = match given(option.no_sync.as_ref()) {
-            Some(text) => match text {
-                "true" | "1" | "yes" => true,
-                "false" | "0" | "no" => false,
-                _ => {
-                    let why =
-                        format!("--no-sync (or WEIGHBRIDGE_NO_SYNC): {text:?} is neither true nor false");
-                    return Err(Failure::usage(why));
-                }
-            },
-            None => self.config.no_sync.unwrap_or(false),
-        };
-        Ok(if no_sync { Durability::Unsynced } else { Durability::Synced })
-    }
-
-    /// One operation on channels, by whoever runs this.
-    fn operation(&self) -> Result<Operation> {
-        let who = match &self.global.who {
-            Some(who) if who.len() > WHO_BYTES => {
-                return Err(Failure::usage(format!("--who: at most {WHO_BYTES} bytes")));
-            }
-            Some(who) => who.clone(),
-            None => user(),
-        };
-        Ok(Operation { id: clock::operation_id(), who, when: clock::now() })
-    }
-
-    fn memory(&self, option: &MemoryOption) -> Result<u64> {
-        match given(option.memory.as_ref()).or(self.config.memory.as_deref()) {
-            Some(text) => check_memory(text).map_err(|why| Failure::usage(format!("--memory: {why}"))),
-            None => Ok(DEFAULT_MEMORY),
+    /// How things stand once it was interrupted.
+    fn after_interruption(&self) -> &'static str {
+        match self {
+            Self::Jobs(_) | Self::Republish(_) => "jobs go on, whoever waits for them",
+            Self::Fetch(_) => "what has come stays, run it again to finish",
+            _ => "what was published before stays, run it again to finish",
         }
     }
-
-    fn budget(&self, options: &BudgetOptions) -> Result<Budget> {
-        let memory = self.memory(&options.memory)?;
-        let threads = match given(options.threads.as_ref()) {
-            Some(text) => text.parse().map_err(|_| format!("{text:?} is no number")).and_then(check_threads),
-            None => {
-                let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-                Ok(self.config.threads.unwrap_or_else(cores))
-            }
-        };
-        let threads = threads.map_err(|why| Failure::usage(format!("--threads: {why}")))?;
-        Ok(Budget { memory, threads })
-    }
-}
-
-/// How much of the machine a command may use.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Budget")]
-pub struct BudgetOptions {
-    #[command(flatten)]
-    memory: MemoryOption,
-    /// Threads that work beside each other [default: all cores].
-    #[arg(long, env = "WEIGHBRIDGE_THREADS", value_name = "N")]
-    threads: Option<String>,
-}
-
-/// How much memory a command may use.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Budget")]
-pub struct MemoryOption {
-    /// Memory that the process may use, from 128MiB on [default: 512MiB].
-    #[arg(long, env = "WEIGHBRIDGE_MEMORY", value_name = "SIZE")]
-    memory: Option<String>,
-}
-
-/// Whether a command waits for the disk.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Disk")]
-pub struct SyncOption {
-    /// Do not wait until what is written is on the disk. It is faster, and safe from a crash of this process; but if
-    /// the machine crashes or loses power before a command that does wait, what was written last may be lost or
-    /// damaged: `verify` names it, and once that has been moved away it can be made again [default: false].
-    #[arg(long, env = "WEIGHBRIDGE_NO_SYNC", value_name = "BOOL", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "true")]
-    no_sync: Option<String>,
-}
-
-/// An option's value. A variable that is set to nothing counts as not set.
-fn given(option: Option<&String>) -> Option<&str> {
-    option.map(String::as_str).filter(|text| !text.is_empty())
-}
-
-/// The user's name, for logs.
-fn user() -> String {
-    let user = std::env::var_os("USER").unwrap_or_default();
-    let user: String = user.to_string_lossy().chars().filter(|c| !c.is_control()).take(64).collect();
-    if user.is_empty() { "unknown".to_owned() } else { user }
 }
 
 /// The channel that is meant where none is named.
@@ -421,11 +265,11 @@ fn start(cli: Cli, output: Output) -> Result<ExitCode> {
         let config = Config::load(cli.global.config.as_deref())?;
         let context = Context { global: cli.global, config, output, signals: signals.clone() };
         // One that runs on and on is told to stop by the first signal, and stopped by the second.
-        let enough = if command.runs_on() { 2 } else { 1 };
+        let (enough, after) = (if command.runs_on() { 2 } else { 1 }, command.after_interruption());
         tokio::select! {
             biased;
             _ = signals.wait_for(|count| *count >= enough) => Err(Failure {
-                message: "interrupted; what was published before stays, run it again to finish".to_owned(),
+                message: format!("interrupted; {after}"),
                 exit: Exit::Interrupted,
                 class: "interrupted",
                 kind: weighbridge_schemas::error::Kind::Transient,

@@ -9,7 +9,6 @@ use serde_json::json;
 
 use weighbridge_schemas::checkpoint::PolicyChoice;
 use weighbridge_schemas::names::{ChannelName, ModelName, PolicyName, RunName};
-use weighbridge_snapshots::root::Absent;
 
 use super::Context;
 use super::jobs::{Which, wait};
@@ -77,7 +76,7 @@ struct Repeated {
 impl Republish {
     pub(super) async fn run(self, context: &Context) -> Result<ExitCode> {
         let given = self.policy.as_deref().map(read_policy_text).transpose()?;
-        let root = context.root(Absent::Refuse)?;
+        let root = context.root_of_jobs()?;
         let what = match (self.what.step, self.what.job, self.what.snapshot) {
             (Some(step), ..) => What::Step(step, self.run),
             (_, Some(job), _) => What::Job(job),

@@ -21,7 +21,8 @@ use weighbridge_snapshots::root::{Absent, Root};
 use super::Context;
 use super::output::{bytes, error_object, short, table};
 use crate::error::{Failure, Result};
-pub(super) use crate::operations::{models, whole};
+pub(super) use crate::operations::whole;
+use crate::operations;
 
 /// List snapshots, in the order in which they were stored.
 #[derive(Debug, Args)]
@@ -129,4 +130,28 @@ fn cells(row: &Row) -> Vec<String> {
         row.pinned.map_or("?", |pinned| if pinned { "pinned" } else { "" }).to_owned(),
         row.channels.join(", "),
     ]
+}
+
+/// The models that are meant: the one that is named, or all.
+pub(super) async fn models(root: &Root, named: Option<&str>) -> Result<Vec<ModelName>> {
+    if let Some((text, model)) = named.and_then(|text| Some((text, text.split_once('@')?.0))) {
+        return Err(Failure::usage(format!(
+            "{text}: name the model alone, {model}; `weighbridge channels log {text}` shows a channel's log"
+        )));
+    }
+    operations::models(root, named).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_channel_in_the_place_of_a_model_is_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path().to_str().unwrap(), Absent::Refuse).unwrap();
+        let failure = models(&root, Some("dlrm@prod")).await.unwrap_err();
+        assert!(failure.message.contains("alone, dlrm; `weighbridge channels log dlrm@prod`"), "{failure}");
+        assert!(models(&root, None).await.unwrap().is_empty());
+    }
 }

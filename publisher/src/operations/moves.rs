@@ -189,7 +189,8 @@ async fn before(
     }
     let signed = if root.trust().is_some() { ", signed as demanded," } else { "" };
     let why = format!(
-        "the channel's log knows no good snapshot{signed} before the present one; name one with --to"
+        "the channel's log knows no good snapshot{signed} before the present one; name the one to go back to: --to of \
+         the command, `to` of the request"
     );
     Err(StoreError::new(Class::NotFound, format!("{model}@{channel}"), why).into())
 }

@@ -102,8 +102,42 @@ impl Folder {
         self.lock_named(".lock", "another fetch into this folder").await
     }
 
+    /// The lock of those who follow a channel into this folder, where nobody has it: it is not waited for.
+    ///
+    /// # Errors
+    /// [`Class::Conflict`] where a follower is at work here; else as the folder fails.
+    pub(crate) fn lock_following(&self) -> Result<Lock> {
+        let (path, file) = self.lock_file(".follow")?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Lock(Arc::new(file))),
+            Err(Errno::WOULDBLOCK) => {
+                let why = "a follower works in this folder, which would undo this: it keeps what it has seen of the \
+                           channel; stop it, run this again, and start it";
+                Err(StoreError::new(Class::Conflict, self.path.display(), why))
+            }
+            Err(error) => Err(no_lock(&path, error)),
+        }
+    }
+
     /// Waits until nobody else has the lock `name` of this folder, which `who` may have now.
     pub(crate) async fn lock_named(&self, name: &str, who: &str) -> Result<Lock> {
+        let (path, file) = self.lock_file(name)?;
+        let mut waiting = false;
+        while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            if !matches!(error, Errno::WOULDBLOCK | Errno::INTR) {
+                return Err(no_lock(&path, error));
+            }
+            if !waiting {
+                tracing::info!(folder = %self.path.display(), "waiting for {who}");
+                waiting = true;
+            }
+            tokio::time::sleep(LOCK_INTERVAL).await;
+        }
+        Ok(Lock(Arc::new(file)))
+    }
+
+    /// The file that is locked, made if absent.
+    fn lock_file(&self, name: &str) -> Result<(PathBuf, File)> {
         let path = self.path.join(name);
         let mut options = File::options();
         options.create(true).truncate(false).write(true);
@@ -117,21 +151,7 @@ impl Folder {
                 failed => failed,
             }
         })?;
-        let mut waiting = false;
-        while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            if !matches!(error, Errno::WOULDBLOCK | Errno::INTR) {
-                let why = format!(
-                    "it cannot be locked ({error}); fetch into a folder of a file system that has locks"
-                );
-                return Err(StoreError::new(Class::Refused, path.display(), why));
-            }
-            if !waiting {
-                tracing::info!(folder = %self.path.display(), "waiting for {who}");
-                waiting = true;
-            }
-            tokio::time::sleep(LOCK_INTERVAL).await;
-        }
-        Ok(Lock(Arc::new(file)))
+        Ok((path, file))
     }
 
     /// The folder in which `id` is put together. Left-overs of other snapshots' fetches are removed: the lock is ours.
@@ -297,6 +317,11 @@ impl<'m> Wanted<'m> {
             folders: names().flat_map(folders_of).collect(),
         }
     }
+}
+
+fn no_lock(path: &Path, error: Errno) -> StoreError {
+    let why = format!("it cannot be locked ({error}); fetch into a folder of a file system that has locks");
+    StoreError::new(Class::Refused, path.display(), why)
 }
 
 /// Whether opening fails so at something that is no file.

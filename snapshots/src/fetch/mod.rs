@@ -114,7 +114,8 @@ impl Limits {
 /// before counts for nothing.
 ///
 /// # Errors
-/// [`Class::Refused`] where another model's snapshot is served out of the folder. [`Class::Integrity`] where anything
+/// [`Class::Conflict`] where it is to forget what a follower of the folder has seen, too. [`Class::Refused`] where another
+/// model's snapshot is served out of the folder. [`Class::Integrity`] where anything
 /// in the store is not what its name says, or a channel went back: then `folder` is as it was. [`Class::DiskFull`]
 /// before the first byte where the disk has no room. Else as the store or the folder fails.
 pub async fn fetch(
@@ -125,6 +126,8 @@ pub async fn fetch(
     limits: &Limits,
     progress: &dyn Progress,
 ) -> Result<Fetched> {
+    // Whoever follows a channel has seen it too, and would put back what it has seen.
+    let _alone = forget.then(|| folder.lock_following()).transpose()?;
     let lock = folder.lock().await?;
     let model = located.model.clone();
     apart(&located.snapshot, (folder, &lock), move |folder, _| check_model(folder, &model)).await?;

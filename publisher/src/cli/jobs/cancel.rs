@@ -6,7 +6,6 @@ use clap::Args;
 use serde_json::json;
 
 use weighbridge_schemas::job::Decided;
-use weighbridge_snapshots::root::Absent;
 
 use super::Which;
 use crate::cli::Context;
@@ -26,7 +25,7 @@ pub(super) struct Cancel {
 
 impl Cancel {
     pub(super) async fn run(&self, context: &Context) -> Result<ExitCode> {
-        let root = context.root(Absent::Refuse)?;
+        let root = context.root_of_jobs()?;
         let record = jobs::get(&root, &self.which.job, self.which.model.as_ref()).await?;
         let who = context.operation()?.who;
         let cancelled = jobs::cancel(&root, &*context.queue().await?, &record, &who).await?;

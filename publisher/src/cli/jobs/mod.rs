@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 
 use weighbridge_schemas::job::Ended;
 use weighbridge_schemas::names::ModelName;
-use weighbridge_snapshots::root::Absent;
 
 pub(super) use show::{event_cells, events_table};
 pub(super) use wait::wait;
 
 use super::Context;
 use super::output::{ago, error_cell, error_object, table};
+use super::snapshots::models;
 use crate::clock::{self, between};
 use crate::error::{Failure, Result};
 use crate::operations::jobs::{self, Ages, Filter, Progress};
-use crate::operations::{Page, models};
+use crate::operations::Page;
 
 /// The job that is meant.
 #[derive(Debug, Args)]
@@ -89,7 +89,7 @@ impl Jobs {
     }
 
     async fn list(&self, context: &Context) -> Result<ExitCode> {
-        let root = context.root(Absent::Refuse)?;
+        let root = context.root_of_jobs()?;
         let models = models(&root, self.model.as_deref()).await?;
         let filter = Filter { open: self.open, outcome: self.outcome };
         let listed = jobs::list(&root, &Ages::default(), &models, filter, Page::first(self.most)).await?;

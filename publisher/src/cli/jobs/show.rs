@@ -7,7 +7,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use weighbridge_schemas::job::Event;
-use weighbridge_snapshots::root::Absent;
 
 use super::Which;
 use crate::cli::Context;
@@ -34,7 +33,7 @@ pub(super) struct Show {
 
 impl Show {
     pub(super) async fn run(&self, context: &Context) -> Result<ExitCode> {
-        let root = context.root(Absent::Refuse)?;
+        let root = context.root_of_jobs()?;
         let record = jobs::get(&root, &self.which.job, self.which.model.as_ref()).await?;
         let job = Known::read(&root, record, EVENTS).await?;
         context.output.listing(&document(&job), || text(&job));
