@@ -212,6 +212,7 @@ mod tests {
             let failure = allowed.check(&wrong).unwrap_err();
             let told = failure.message.replace(&wrong, "");
             assert!(!told.contains("team-a") && !told.contains(&at("mine")), "{told}");
+            assert!(!told.contains("weighbridge dead"), "who asked by the API has no such command: {told}");
         }
     }
 

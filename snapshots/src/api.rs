@@ -361,6 +361,8 @@ async fn refused(object: &str, response: Response) -> (StoreError, Option<Durati
     let said = said.and_then(|bytes| serde_json::from_slice::<ErrorAnswer>(&bytes).ok());
     let message = said.map_or_else(|| format!("the API answered {status}"), |said| said.error.message);
     let message: String = message.chars().filter(|c| !c.is_control()).take(1000).collect();
+    // The server may have named it too.
+    let message = message.strip_prefix(&format!("{object}: ")).map_or(message.clone(), ToOwned::to_owned);
     let (class, message) = match status {
         401 | 403 => (
             Class::AccessDenied,
@@ -481,6 +483,37 @@ mod tests {
         assert!(!found.is_empty(), "this machine's own name");
         let absent = Api::each("https://absent.invalid:1", &Options::default()).await.unwrap();
         assert_eq!(absent.len(), 1, "whoever asks it is told that the name is not known");
+    }
+
+    /// Answers one request with these bytes; its address.
+    fn answering_once(answer: Vec<u8>) -> SocketAddr {
+        use std::io::{Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream.write_all(&answer).unwrap();
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn what_fails_is_told_once_and_with_the_way_out() {
+        let body =
+            r#"{"error": {"class": "not_found", "message": "m@canry: the model has no such channel"}}"#;
+        let head = format!("HTTP/1.1 404 Not Found\r\nContent-Length: {}\r\n\r\n", body.len());
+        let address = format!("http://{}", answering_once((head + body).into_bytes()));
+        let api = Api::new(&address, &Options::default()).unwrap();
+        let error = api.resolve(&"m".parse().unwrap(), "canry").await.unwrap_err();
+        assert_eq!(error.to_string(), "m@canry: the model has no such channel");
+
+        // An alert of TLS, which is no HTTP.
+        let address = format!("http://{}", answering_once(vec![21, 3, 3, 0, 2, 2, 70]));
+        let api = Api::new(&address, &Options::default()).unwrap();
+        let request = api.line.http.get(&address);
+        let (error, _) = api.once("m", ANSWER_BYTES, request).await.unwrap_err();
+        assert!(error.to_string().contains("Then use https://"), "{error}");
     }
 
     #[test]

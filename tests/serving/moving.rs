@@ -272,6 +272,7 @@ fn what_does_not_move_is_not_followed_and_a_channel_that_is_not_there_is_said_an
     let mut host = Host::spawn(command, &store.folder.path().join("x"));
     host.until("it waits", |status| status["heard_at"].is_string());
     assert!(host.said().contains("waiting for m@v2") && host.said().contains("prod"), "{}", host.said());
+    assert_eq!(host.said().matches("m@v2").count(), 1, "{}", host.said());
     store.run(["promote", &format!("m@{first}"), "--channel", "v2"]).succeeded();
     host.until_current(&first);
 }

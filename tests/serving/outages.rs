@@ -166,7 +166,8 @@ fn a_log_that_was_cut_is_refused_and_the_version_that_is_served_stays() {
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(serves(&host.into).as_ref(), Some(&ids[2]));
     // What one that runs has seen it keeps: a fetch beside it would be undone.
-    let forget = ["fetch", "m", "--forget-sequence", "--into", store.served().to_str().unwrap()].map(str::to_owned);
+    let forget =
+        ["fetch", "m", "--forget-sequence", "--into", store.served().to_str().unwrap()].map(str::to_owned);
     let refused = store.run(&forget);
     assert_eq!(refused.failed(1), "conflict");
     assert!(refused.stderr.contains("stop it"), "{refused:?}");

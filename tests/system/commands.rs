@@ -218,6 +218,32 @@ fn the_store_comes_from_option_variable_configuration_or_default() {
 }
 
 #[test]
+fn a_command_of_the_store_says_so_where_an_api_is_named() {
+    let store = Store::new();
+    let mut command = store.command(["rollback", "m"]);
+    let run = ended(command.env("WEIGHBRIDGE_API", "https://example.org").output().unwrap());
+    assert_eq!(run.failed(6), "not_found");
+    assert!(run.stderr.contains("the store itself") && run.stderr.contains("docs/api.md"), "{run:?}");
+    let run = store.run(["rollback", "m"]);
+    assert!(run.failed(6) == "not_found" && !run.stderr.contains("docs/api.md"), "{run:?}");
+}
+
+#[test]
+fn whoever_has_no_name_has_a_number() {
+    let store = Store::new();
+    store.publish(&torchrec(), &[]).succeeded();
+    let hold = |user: Option<&str>, model: &str| {
+        let mut command = store.command([model, "m"]);
+        command.env_remove("USER").env_remove("LOGNAME").envs(user.map(|user| ("LOGNAME", user)));
+        ended(command.output().unwrap()).succeeded();
+        store.run(["channels", "log", "m"]).succeeded()["entries"][0]["who"].clone()
+    };
+    let number = hold(None, "hold");
+    assert!(number.as_str().unwrap().starts_with("uid "), "{number}");
+    assert_eq!(hold(Some("ada"), "release"), "ada");
+}
+
+#[test]
 fn configuration_and_policies_are_checked() {
     let store = Store::new();
     let good = store.policy("");
@@ -230,6 +256,10 @@ fn configuration_and_policies_are_checked() {
     let config = store.folder.path().join("weighbridge.toml");
     std::fs::write(&config, "store = 'x'\n").unwrap();
     assert_eq!(store.run(["config", "check"]).succeeded()["checked"][0]["kind"], "configuration");
+    std::fs::write(&config, "[client]\ntoken_file = 'absent'\nca = 'weighbridge.toml'\n").unwrap();
+    let run = store.run(["config", "check"]);
+    assert!(run.stderr.contains("token_file absent is not there"), "{run:?}");
+    assert_eq!(run.succeeded()["checked"][0]["missing"], serde_json::json!(["[client] token_file absent"]));
     std::fs::write(&config, "stoer = 'x'\n").unwrap();
     assert_eq!(store.run(["config", "check"]).failed(2), "usage");
     std::fs::remove_file(config).unwrap();

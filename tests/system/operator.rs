@@ -1,5 +1,6 @@
 //! What an operator does with queued publishes: jobs, dead letters, the queue, policies by name, publishing again.
 
+use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -99,6 +100,28 @@ fn a_job_is_waited_for_before_any_worker_has_seen_it() {
     let unknown = store.run(["jobs", "wait", &job.replace(&job[..6], "ffffff"), "--timeout", "0"]);
     assert_eq!(unknown.failed(1), "timeout");
     assert!(unknown.stderr.contains("no worker has accepted it"), "{unknown:?}");
+}
+
+#[test]
+fn whoever_waits_where_no_worker_runs_is_told() {
+    let store = Store::new();
+    let job = drop_manifest(&*queue(&store), "m", "r", 1, &torchrec(), json!({}));
+    for command in [&["jobs"][..], &["dead"], &["republish", "m", "--step", "1"]] {
+        let run = store.run(command);
+        assert_eq!(run.failed(6), "not_found");
+        assert!(run.stderr.contains("the first worker makes the store"), "{run:?}");
+    }
+    let mut waiting = spawn(store.command(["jobs", "wait", &job]));
+    let mut said = BufReader::new(waiting.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("no worker has accepted it yet, 1 message is ready"), "{line}");
+    let pid = rustix::process::Pid::from_child(&waiting);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    line.clear();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("jobs go on") && !line.contains("published"), "{line}");
+    assert_eq!(wait(waiting).code, 130);
 }
 
 #[test]

@@ -70,6 +70,7 @@ fn the_policy_says_what_is_kept_and_options_go_before_it() {
     assert!(store.run(["gc", "m", "--last-run"]).succeeded()["models"][0]["run"].is_null());
     let kept = store.run(["gc", "--grace-hours=0"]).succeeded();
     assert_eq!(kept["models"][0]["kept_snapshots"], 4, "without a policy all are kept");
+    assert_eq!(kept["models"][0]["kept_young_snapshots"], 0);
 
     let policy = store.policy("[retention]\nkeep_last = 2\nkeep_history = 1\ngrace_hours = 0\n");
     store
@@ -84,6 +85,9 @@ fn the_policy_says_what_is_kept_and_options_go_before_it() {
     let gone = store.run(["gc"]).succeeded();
     let model = &gone["models"][0];
     assert_eq!((&model["snapshots"], &model["kept_snapshots"]), (&json!([all[1]]), &json!(3)));
+    assert_eq!((&model["kept_young_snapshots"], &model["kept_rooted_snapshots"]), (&json!(0), &json!(1)));
+    let young = store.run(["gc", "m", "--keep-last=1", "--grace-hours=24", "--dry-run"]).succeeded();
+    assert_eq!(young["models"][0]["kept_young_snapshots"], 2, "and why nothing goes is told");
     for figure in ["snapshots", "chunks", "bytes", "jobs", "remains", "kept_snapshots"] {
         assert_eq!(told["models"][0][figure], model[figure], "{figure}");
     }

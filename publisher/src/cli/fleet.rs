@@ -105,7 +105,7 @@ impl Fleet {
             document["error"] = error_object(failure);
         }
         context.output.listing(&document, || {
-            let cells: Vec<_> = rows.iter().map(Row::cells).collect();
+            let cells = cells(rows);
             let heading = ["host", "follows", "state", "step", "snapshot", "age", "behind", "stale", "error"];
             table(&heading, &cells)
         });
@@ -176,7 +176,21 @@ fn rows(told: Vec<Told>, stale_seconds: Option<u64>) -> Vec<Row> {
     told.into_iter().map(row).collect()
 }
 
+/// The rows' cells. Where several of a machine follow one channel, their folders tell them apart.
+fn cells(rows: &[Row]) -> Vec<Vec<String>> {
+    let mut followers: BTreeMap<_, usize> = BTreeMap::new();
+    for row in rows {
+        *followers.entry(row.key()).or_default() += 1;
+    }
+    rows.iter().map(|row| row.cells(followers.get(&row.key()).is_some_and(|&many| many > 1))).collect()
+}
+
 impl Row {
+    /// What it follows, and the machine.
+    fn key(&self) -> (&str, &ModelName, &ChannelName) {
+        (&self.status.host, &self.status.model, &self.status.channel)
+    }
+
     fn is_of(&self, reference: &Reference) -> bool {
         let channel = reference.at.as_deref();
         self.status.model == reference.model
@@ -201,15 +215,16 @@ impl Row {
         })
     }
 
-    fn cells(&self) -> Vec<String> {
+    fn cells(&self, with_folder: bool) -> Vec<String> {
         let (status, serving) = (&self.status, self.status.serving.as_ref());
         let seconds = |seconds| ago(std::time::Duration::from_secs(seconds));
         let state = match self.state() {
             "silent" => format!("silent for {}", seconds(self.silent_seconds)),
             state => state.to_owned(),
         };
+        let folder = if with_folder { format!(" ({})", plain(&status.folder)) } else { String::new() };
         vec![
-            plain(&status.host),
+            plain(&status.host) + &folder,
             format!("{}@{}", status.model, status.channel),
             state,
             serving.map_or("-".to_owned(), |serving| serving.step.to_string()),
@@ -271,6 +286,15 @@ mod tests {
             .collect();
         let expected = [("a", 9, 2), ("b", 9, 0), ("c", 9, 1)];
         assert_eq!(merged, expected.map(|(host, wanted, silent)| (host.to_owned(), wanted, silent)));
+    }
+
+    #[test]
+    fn followers_of_one_machine_are_told_apart_by_their_folders() {
+        let mut all = vec![told("a", "prod", 9, Some(9), 0), told("a", "prod", 9, Some(9), 0)];
+        all.extend([told("a", "canary", 9, Some(9), 0), told("b", "prod", 9, Some(9), 0)]);
+        all[1].status.folder = "/srv/other".into();
+        let hosts: Vec<_> = cells(&rows(all, None)).into_iter().map(|cells| cells[0].clone()).collect();
+        assert_eq!(hosts, ["a (/srv/m)", "a (/srv/other)", "a", "b"]);
     }
 
     #[test]

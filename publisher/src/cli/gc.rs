@@ -192,6 +192,8 @@ fn document(model: &ModelName, collected: &Collected, mut named: Vec<String>, dr
         "remains": collected.remains,
         "young_chunks": collected.young,
         "kept_snapshots": collected.kept,
+        "kept_young_snapshots": collected.kept_young,
+        "kept_rooted_snapshots": collected.kept_rooted,
         "running_jobs": collected.running,
         "left_runs": collected.left,
     });
@@ -217,6 +219,13 @@ fn shown(model: &ModelName, collected: &Collected, named: &[String], dry_run: bo
         count(collected.young, "chunk"),
         count(collected.running, "job"),
     ));
+    let reasons = [
+        (collected.kept_young, "only for being younger than the grace period (--grace-hours)"),
+        (collected.kept_rooted, "only for a channel's newest entries (--keep-history), a pin or a claim"),
+    ];
+    for (kept, why) in reasons.iter().filter(|(kept, _)| *kept > 0) {
+        text.push_str(&format!("  (kept {why}: {})\n", count(*kept, "snapshot")));
+    }
     if collected.left > 0 {
         text.push_str(&format!("  (first ended: {} that had been left)\n", count(collected.left, "run")));
     }

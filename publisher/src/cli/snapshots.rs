@@ -21,8 +21,8 @@ use weighbridge_snapshots::root::{Absent, Root};
 use super::Context;
 use super::output::{bytes, error_object, short, table};
 use crate::error::{Failure, Result};
-pub(super) use crate::operations::whole;
 use crate::operations;
+pub(super) use crate::operations::whole;
 
 /// List snapshots, in the order in which they were stored.
 #[derive(Debug, Args)]

@@ -27,7 +27,7 @@ use crate::error::{Failure, Result};
 )]
 pub(super) enum Token {
     New(New),
-    /// List the tokens of a file: their names, roles and models.
+    /// List the tokens of a file: their names, roles and models, and how their hashes begin.
     List {
         /// The file of tokens.
         #[arg(long, value_name = "FILE")]
@@ -122,7 +122,7 @@ fn list(context: &Context, file: &Path) -> Result<()> {
     let document = json!({ "tokens": entries });
     context.output.listing(&document, || {
         let cells: Vec<_> = entries.iter().map(cells).collect();
-        table(&["name", "roles", "models", "expires"], &cells)
+        table(&["name", "roles", "models", "expires", "hash"], &cells)
     });
     Ok(())
 }
@@ -134,6 +134,8 @@ fn cells(entry: &Entry) -> Vec<String> {
         roles.join(", "),
         entry.models.as_ref().map_or_else(|| "all".to_owned(), |models| models.join(", ")),
         entry.expires.map_or_else(|| "never".to_owned(), |expires| expires.to_string()),
+        // It tells tokens of one name apart.
+        entry.hash.chars().take(8).collect(),
     ]
 }
 
@@ -188,4 +190,19 @@ fn replace(file: &Path, text: &str) -> Result<()> {
         let _ = fs::remove_file(&next);
         Failure::usage(format!("{}: it cannot be written: {error}", file.display()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_one_name_are_told_apart() {
+        let made = || tokens::new("hosts", &[Role::Fetch], None, None).unwrap().1;
+        let entries = tokens::listed(&format!("{}\n{}", made(), made())).unwrap();
+        let rows: Vec<_> = entries.iter().map(cells).collect();
+        assert_eq!(rows[0][..4], rows[1][..4]);
+        assert_ne!(rows[0][4], rows[1][4]);
+        assert_eq!(rows[0][4], entries[0].hash[..8]);
+    }
 }

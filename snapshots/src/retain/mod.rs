@@ -88,6 +88,10 @@ pub struct Collected {
     pub young: u64,
     /// Snapshots that are kept.
     pub kept: u64,
+    /// Of these, what the policy would let go, were it not younger than the grace period.
+    pub kept_young: u64,
+    /// Of these, what the policy would let go, but a channel's newest entries, a pin or a claim keeps.
+    pub kept_rooted: u64,
     /// Jobs that have not ended, whose chunks are kept.
     pub running: u64,
     /// Runs that others had left unfinished, which were ended first.

@@ -1,6 +1,7 @@
 //! What is condemned, and what of that is deleted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
@@ -51,8 +52,13 @@ async fn list_snapshots(root: &Root, model: &ModelName) -> Result<Snapshots> {
 }
 
 impl Snapshots {
-    /// What the policy keeps.
-    async fn kept(&self, root: &Root, model: &ModelName, options: &Options) -> Result<BTreeSet<SnapshotId>> {
+    /// What the policy keeps, and how much of it for nothing but being young.
+    async fn kept(
+        &self,
+        root: &Root,
+        model: &ModelName,
+        options: &Options,
+    ) -> Result<(BTreeSet<SnapshotId>, u64)> {
         let mut aged = Vec::with_capacity(self.whole.len());
         for (id, listed) in &self.whole {
             let step = match options.retention.keep_each {
@@ -62,7 +68,11 @@ impl Snapshots {
             };
             aged.push(Aged { id: *id, step, stored: listed.modified });
         }
-        Ok(keep::kept(&aged, &options.retention, options.grace, root.now()))
+        let now = root.now();
+        let kept = keep::kept(&aged, &options.retention, options.grace, now);
+        let by_rule = keep::kept(&aged, &options.retention, Duration::ZERO, now);
+        let young = kept.difference(&by_rule).count();
+        Ok((kept, young as u64))
     }
 
     /// The snapshots that are left of `live`, and those that may go: whole ones, and what is left of others.
@@ -174,10 +184,13 @@ async fn condemn(
 ) -> Result<Snapshots> {
     let snapshots = list_snapshots(root, model).await?;
     let roots = roots::read(root, model, options).await?;
-    let mut live = snapshots.kept(root, model, options).await?;
+    let (mut live, young) = snapshots.kept(root, model, options).await?;
+    let by_policy = live.len() as u64;
+    collected.kept_young = young;
     live.extend(&roots.snapshots);
     let (kept, doomed) = snapshots.part(&live, options, root);
     collected.kept = kept.len() as u64;
+    collected.kept_rooted = collected.kept.saturating_sub(by_policy);
     collected.running = roots.running.len() as u64;
     match &mut pages.run {
         Some(run) => {

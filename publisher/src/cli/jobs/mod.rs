@@ -22,8 +22,8 @@ use super::output::{ago, error_cell, error_object, table};
 use super::snapshots::models;
 use crate::clock::{self, between};
 use crate::error::{Failure, Result};
-use crate::operations::jobs::{self, Ages, Filter, Progress};
 use crate::operations::Page;
+use crate::operations::jobs::{self, Ages, Filter, Progress};
 
 /// The job that is meant.
 #[derive(Debug, Args)]

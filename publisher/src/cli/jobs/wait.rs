@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use weighbridge_queue::url;
 use weighbridge_schemas::error::Kind;
 use weighbridge_schemas::job::{Ended, JobId, JobRecord, Outcome, Why};
 use weighbridge_schemas::names::ModelName;
@@ -21,6 +22,8 @@ use crate::operations::jobs::{self, Standing, State};
 
 /// How long to wait before the store is asked again: at first, and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// After which it is said that no worker has accepted the job; and how long finding out more about that may take.
+const QUIET: Duration = Duration::from_secs(10);
 
 /// Wait until a job has ended, and tell how.
 ///
@@ -53,7 +56,7 @@ pub(in crate::cli) async fn wait(
 ) -> Result<ExitCode> {
     jobs::check(&which.job)?;
     let started = Instant::now();
-    let (mut root, mut found) = (None, None);
+    let (mut root, mut found, mut said) = (None, None, false);
     let mut pause = PAUSES.0;
     loop {
         if root.is_none() {
@@ -68,6 +71,10 @@ pub(in crate::cli) async fn wait(
             {
                 return tell(context, root, model, id, &outcome).await;
             }
+        }
+        if found.is_none() && !said && started.elapsed() >= QUIET {
+            said = true;
+            context.output.tell(&unaccepted(ready(context).await));
         }
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -85,6 +92,28 @@ fn there(context: &Context) -> Result<Option<Root>> {
         Err(failure) if failure.exit == Exit::NotFound => Ok(None),
         Err(failure) => Err(failure),
     }
+}
+
+/// How many messages can be taken from the queue; `None` where there is none, or it does not tell.
+async fn ready(context: &Context) -> Option<u64> {
+    let asked = async {
+        if !context.open_queue(url::is_there).await.ok()? {
+            return None;
+        }
+        let depth = context.queue_within(QUIET).await.ok()?.depth().await.ok()?;
+        Some(depth.iter().map(|class| class.ready).sum())
+    };
+    tokio::time::timeout(QUIET, asked).await.ok().flatten()
+}
+
+/// What is said to somebody who may wait in vain.
+fn unaccepted(ready: Option<u64>) -> String {
+    let queue = match ready {
+        Some(1) => "1 message is ready on the queue".to_owned(),
+        Some(ready) => format!("{ready} messages are ready on the queue"),
+        None => "there is no queue, or it does not answer".to_owned(),
+    };
+    format!("no worker has accepted it yet, {queue}: does `weighbridge serve` or a worker run on it?\n")
 }
 
 /// The time is over: what the job is waiting for.
