@@ -147,6 +147,14 @@ fn a_host_by_a_shell_does_as_the_document_says() {
     assert_eq!(current["serving"]["snapshot"], behind["serving"]["snapshot"]);
     let link = std::fs::read_link(followed.path("dlrm/current")).unwrap();
     assert_eq!(link.file_name().unwrap().to_str(), current["serving"]["snapshot"].as_str());
+    // Where no server answers (nothing listens at this proxy), only what is served first passes.
+    let checked = |previous: &str| {
+        let mut check = Command::new(followed.path("check.sh"));
+        check.env("http_proxy", "http://127.0.0.1:1").env_remove("no_proxy").env_remove("NO_PROXY");
+        check.env("WEIGHBRIDGE_PREVIOUS", previous).env("WEIGHBRIDGE_SNAPSHOT", "").stdout(Stdio::null());
+        check.status().unwrap().code()
+    };
+    assert_eq!((checked(""), checked("the one before")), (Some(0), Some(1)));
 }
 
 #[test]

@@ -13,7 +13,8 @@ use crate::error::{Failure, Result};
 /// Check configuration and policy files.
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Check files: a policy is told by its `schema`; anything else is taken for a weighbridge.toml.
+    /// Check files: a policy is told by its `schema`; anything else is taken for a weighbridge.toml. Files that its
+    /// [client] names and that are not there are told, and are no failure.
     Check {
         /// The files; without any, the configuration that is in force.
         files: Vec<PathBuf>,
@@ -47,10 +48,8 @@ fn check(context: &Context, files: Vec<PathBuf>) -> Result<()> {
             checked.push((named, Kind::Configuration(missing(&context.config))));
         }
     }
-    let documents: Vec<_> = checked
-        .iter()
-        .map(|(path, kind)| json!({ "path": path.display().to_string(), "kind": kind.name(), "missing": kind.missing() }))
-        .collect();
+    let document = |(path, kind): &(PathBuf, Kind)| json!({ "path": path.display().to_string(), "kind": kind.name(), "missing": kind.missing() });
+    let documents: Vec<_> = checked.iter().map(document).collect();
     for (path, kind) in &checked {
         for missing in kind.missing() {
             context.output.tell(&format!("{}: warning: {missing} is not there\n", path.display()));

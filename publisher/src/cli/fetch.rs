@@ -54,7 +54,8 @@ pub(super) struct Fetch {
     /// Chunks that come out of a bucket at once, where memory allows [default: 16].
     #[arg(long, value_name = "N")]
     streams: Option<usize>,
-    /// Take the channel as it is, whatever was seen of it before: once it is known why its log was cut or replaced.
+    /// Take the channel as it is, whatever was seen of it before: once it is known why its log was cut or replaced. Not
+    /// beside a follower of DIR, which would undo it.
     #[arg(long)]
     forget_sequence: bool,
     #[command(flatten)]
