@@ -48,7 +48,10 @@ fn check(context: &Context, files: Vec<PathBuf>) -> Result<()> {
             checked.push((named, Kind::Configuration(missing(&context.config))));
         }
     }
-    let document = |(path, kind): &(PathBuf, Kind)| json!({ "path": path.display().to_string(), "kind": kind.name(), "missing": kind.missing() });
+    let document = |(path, kind): &(PathBuf, Kind)| {
+        let path = path.display().to_string();
+        json!({ "path": path, "kind": kind.name(), "missing": kind.missing() })
+    };
     let documents: Vec<_> = checked.iter().map(document).collect();
     for (path, kind) in &checked {
         for missing in kind.missing() {

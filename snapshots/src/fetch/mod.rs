@@ -115,9 +115,9 @@ impl Limits {
 ///
 /// # Errors
 /// [`Class::Conflict`] where it is to forget what a follower of the folder has seen, too. [`Class::Refused`] where
-/// another model's snapshot is served out of the folder. [`Class::Integrity`] where anything
-/// in the store is not what its name says, or a channel went back: then `folder` is as it was. [`Class::DiskFull`]
-/// before the first byte where the disk has no room. Else as the store or the folder fails.
+/// another model's snapshot is served out of the folder. [`Class::Integrity`] where anything in the store is not what
+/// its name says, or a channel went back: then `folder` is as it was. [`Class::DiskFull`] before the first byte where
+/// the disk has no room. Else as the store or the folder fails.
 pub async fn fetch(
     root: &Root,
     located: Located,
