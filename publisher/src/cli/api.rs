@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -115,8 +116,19 @@ impl ApiOptions {
             allow_http: self.allow_http || configured.allow_http.unwrap_or(false),
             ..Options::from_environment()
         };
+        if let Some(path) = options.token_file.as_deref().filter(|path| everybody_reads(path)) {
+            let path = path.display();
+            context
+                .output
+                .tell(&format!("{path}: everybody on this machine may read this token; chmod o-r\n"));
+        }
         Some((url, options))
     }
+}
+
+/// Whether a file may be read by whoever is on this machine.
+fn everybody_reads(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o004 != 0)
 }
 
 /// The API, ready to answer.
@@ -244,6 +256,16 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_that_everybody_may_read_is_seen() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (mode, everybody) in [(0o600, false), (0o640, false), (0o644, true)] {
+            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(everybody_reads(file.path()), everybody, "{mode:o}");
+        }
+        assert!(!everybody_reads(Path::new("/absent")));
+    }
 
     #[test]
     fn others_are_let_in_with_tokens_and_tls_alone() {
