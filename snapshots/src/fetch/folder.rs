@@ -23,6 +23,8 @@ use crate::error::{Class, Result, StoreError};
 const SPARE_BYTES: u64 = 256 << 10;
 /// The bits of a file's mode that let somebody write to it.
 const WRITABLE: u32 = 0o222;
+/// What the one follower of a folder holds.
+pub(crate) const FOLLOW: &str = ".follow";
 /// How often a fetch looks whether the folder's lock is free.
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -107,7 +109,7 @@ impl Folder {
     /// # Errors
     /// [`Class::Conflict`] where a follower is at work here; else as the folder fails.
     pub(crate) fn lock_following(&self) -> Result<Lock> {
-        let (path, file) = self.lock_file(".follow")?;
+        let (path, file) = self.lock_file(FOLLOW)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Lock(Arc::new(file))),
             Err(Errno::WOULDBLOCK) => {

@@ -42,7 +42,7 @@ use crate::root::{self, Root};
 
 use download::Writing;
 pub use folder::Folder;
-pub(crate) use folder::{Lock, make_folder, remove};
+pub(crate) use folder::{FOLLOW, Lock, make_folder, remove};
 use held::Others;
 pub(crate) use held::described;
 pub(crate) use plan::Staged;

@@ -54,7 +54,7 @@ use weighbridge_schemas::names::{ChannelName, ModelName};
 
 use crate::disk::Durability;
 use crate::error::{Class, Result, StoreError};
-use crate::fetch::{self, Fetched, Folder, Limits};
+use crate::fetch::{self, FOLLOW, Fetched, Folder, Limits};
 use crate::root::Root;
 use crate::watch::{Told, Watch};
 
@@ -67,8 +67,6 @@ use work::{Orders, Wanted, Work};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// After how many failures the source is opened anew: a folder may be another one by then, and credentials too.
 const OPENED_ANEW: u32 = 3;
-/// What the one follower of a folder holds.
-const FOLLOW: &str = ".follow";
 /// How long a follower that has just been stopped may take to let the folder go.
 const PATIENCE: Duration = Duration::from_secs(10);
 

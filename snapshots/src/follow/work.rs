@@ -16,9 +16,9 @@ use super::board::{Board, Part, now, target};
 use super::hook::{self, About, Phase};
 use super::note::{Note, Pending, Served, Step};
 use super::refusals::Refusals;
-use super::{Event, FOLLOW, Following, pause, versions};
+use super::{Event, Following, pause, versions};
 use crate::error::{Class, Result, StoreError};
-use crate::fetch::{self, Folder, Limits, Lock, Seen, Staged};
+use crate::fetch::{self, FOLLOW, Folder, Limits, Lock, Seen, Staged};
 use crate::reference::{Followed, pointed_at};
 use crate::root::{Root, apart};
 
