@@ -108,8 +108,8 @@ impl Hub {
         Ok(self.topic(model, channel)?.state)
     }
 
-    /// As [`Hub::follow`]; and it is looked at once more now, whoever follows it already: what is known may be an interval
-    /// old.
+    /// As [`Hub::follow`]; and it is looked at once more now, whoever follows it already: what is known may be an
+    /// interval old.
     ///
     /// # Errors
     /// As [`Hub::follow`].

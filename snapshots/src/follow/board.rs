@@ -145,7 +145,8 @@ impl Board {
         });
     }
 
-    /// `current` points at what is wanted, and a command says whether it stays: until then what was served before counts.
+    /// `current` points at what is wanted, and a command says whether it stays: until then what was served before
+    /// counts.
     pub(super) fn tries(&self, held: Vec<SnapshotId>) {
         self.change(|shown| {
             shown.is_trying = true;

@@ -15,6 +15,7 @@
 //! | `work` | one attempt after the other: fetch, verify, swap; and back, where a command says no |
 //! | `hook` | the commands that are run around a swap |
 //! | `note` | what is remembered |
+//! | `orders` | what is to be done, and when something else is |
 //! | `refusals` | what a command said no to, and when it is tried again |
 //! | `versions` | which versions are known to be right, and which are kept |
 //! | `board` | what is shown, and logged |
@@ -32,6 +33,7 @@
 mod board;
 mod hook;
 mod note;
+mod orders;
 mod refusals;
 #[cfg(test)]
 mod tests;
@@ -48,7 +50,7 @@ use std::time::Duration;
 use tokio::sync::watch::{self, Sender};
 use tokio::time::{sleep, timeout};
 
-use weighbridge_schemas::channel::{ChannelEntry, Reason};
+use weighbridge_schemas::channel::ChannelEntry;
 use weighbridge_schemas::host::{HostSchema, HostState, HostStatus};
 use weighbridge_schemas::names::{ChannelName, ModelName};
 
@@ -61,7 +63,8 @@ use crate::watch::{Told, Watch};
 use board::{Board, Part, now};
 pub use hook::Hooks;
 use note::Note;
-use work::{Orders, Wanted, Work};
+use orders::{Orders, Wanted, orders};
+use work::Work;
 
 /// The shortest and the longest pause before something that failed is tried again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
@@ -248,14 +251,6 @@ fn want(
         let orders = orders(wanted.as_ref(), &entry, publishes_after);
         *wanted = Some(Wanted { root, limits, entry: Arc::new(entry), orders });
     });
-}
-
-/// How many orders there were when `entry`, behind which all from `publishes_after` on are publishes, took the place of
-/// what was wanted before: one more, where it is one, or one may be among those that were passed over.
-fn orders(before: Option<&Wanted>, entry: &ChannelEntry, publishes_after: u64) -> u64 {
-    let Some(Wanted { entry: known, orders, .. }) = before else { return 0 };
-    let is_order = entry.reason != Reason::Publish && entry.id != known.id;
-    orders + u64::from(is_order || publishes_after > known.sequence)
 }
 
 /// How long to wait after so many failures: up to twice as long each time, and how long within that by chance, so that

@@ -1,5 +1,5 @@
-//! What the command that is run after a swap said no to. To try it again is to serve it for as long as the command takes
-//! to say no again: so that is done ever more rarely, while what was served before is.
+//! What the command that is run after a swap said no to. To try it again is to serve it for as long as the command
+//! takes to say no again: so that is done ever more rarely, while what was served before is.
 
 use std::time::Duration;
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch::Receiver;
 use tokio::time::{Instant, sleep};
 
 use weighbridge_schemas::channel::ChannelEntry;
@@ -15,87 +14,16 @@ use weighbridge_schemas::time::Timestamp;
 use super::board::{Board, Part, now, target};
 use super::hook::{self, About, Phase};
 use super::note::{Note, Pending, Served, Step};
+use super::orders::{Came, Orders, Wanted};
 use super::refusals::Refusals;
 use super::{Event, Following, pause, versions};
 use crate::error::{Class, Result, StoreError};
-use crate::fetch::{self, FOLLOW, Folder, Limits, Lock, Seen, Staged};
+use crate::fetch::{self, FOLLOW, Folder, Lock, Seen, Staged};
 use crate::reference::{Followed, pointed_at};
 use crate::root::{Root, apart};
 
 /// How often it is looked whether `current` still points where it has to.
 const LOOK: Duration = Duration::from_secs(2);
-
-/// What is wanted, and where it comes from.
-#[derive(Debug, Clone)]
-pub(super) struct Wanted {
-    pub(super) root: Root,
-    pub(super) limits: Limits,
-    pub(super) entry: Arc<ChannelEntry>,
-    /// How many orders of operators were heard of until then, or may have been.
-    pub(super) orders: u64,
-}
-
-/// What is to be done: serve this, or stop.
-pub(super) struct Orders {
-    wanted: Receiver<Option<Wanted>>,
-    stop: Receiver<bool>,
-}
-
-/// What an attempt came to.
-enum Came {
-    /// What is wanted is served.
-    Served,
-    /// Something else is to be done.
-    Overruled,
-    /// The command said no to it; it is not tried again for so long.
-    Refused(Duration),
-}
-
-impl Orders {
-    pub(super) fn new(wanted: Receiver<Option<Wanted>>, stop: Receiver<bool>) -> Self {
-        Self { wanted, stop }
-    }
-
-    fn is_to_stop(&self) -> bool {
-        *self.stop.borrow()
-    }
-
-    fn wanted(&self) -> Option<Wanted> {
-        self.wanted.borrow().clone()
-    }
-
-    /// Comes back when it is time to stop.
-    async fn stopped(&mut self) {
-        // Whoever could tell is gone: so is whoever asks.
-        let _ = self.stop.wait_for(|stop| *stop).await;
-    }
-
-    /// Comes back when something else is to be done than this.
-    async fn news(&mut self, now: Option<&Wanted>) {
-        let now = now.map(|wanted| wanted.entry.id);
-        let wanted = self.wanted.wait_for(|wanted| wanted.as_ref().map(|wanted| wanted.entry.id) != now);
-        tokio::select! {
-            _ = wanted => {}
-            _ = self.stop.wait_for(|stop| *stop) => {}
-        }
-    }
-
-    /// Comes back when what has begun is not to be gone on with: it is time to stop, or an operator moved the channel,
-    /// even where a publish came right behind that. A publish alone waits: were each of them to end the one before, a
-    /// host whose fetches take longer than the time between two would never serve any.
-    pub(super) async fn overruled(&mut self, begun: &Wanted) {
-        // One that points at the same snapshot, as a hold does, changes nothing of what is under way.
-        let is_order = |wanted: &Option<Wanted>| {
-            wanted.as_ref().is_some_and(|wanted| {
-                wanted.orders != begun.orders && wanted.entry.snapshot != begun.entry.snapshot
-            })
-        };
-        tokio::select! {
-            _ = self.wanted.wait_for(is_order) => {}
-            _ = self.stop.wait_for(|stop| *stop) => {}
-        }
-    }
-}
 
 /// Serves what is wanted out of a folder.
 pub(super) struct Work {
@@ -136,8 +64,8 @@ impl Work {
     /// Works until it is time to stop.
     ///
     /// # Errors
-    /// [`Class::Refused`] where the folder is gone, or another one is in its place: what was found out about it before is
-    /// not so any more, and it may be somebody else's.
+    /// [`Class::Refused`] where the folder is gone, or another one is in its place: what was found out about it before
+    /// is not so any more, and it may be somebody else's.
     pub(super) async fn run(&mut self, mut orders: Orders) -> Result<()> {
         let mut failures = 0;
         while !orders.is_to_stop() {
@@ -402,7 +330,7 @@ impl Work {
         if self.is_there(wanted, lock).await? {
             return Ok(());
         }
-        let why = "it was changed while the command before the swap ran; a command may read a version, and not write it";
+        let why = "it was changed while the command before the swap ran; commands may read a version, and not write it";
         Err(StoreError::new(Class::Integrity, self.folder.version(&entry.snapshot).display(), why))
     }
 
