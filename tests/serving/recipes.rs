@@ -141,7 +141,7 @@ fn a_host_by_a_shell_does_as_the_document_says() {
     let why = behind["last_error"]["message"].as_str().unwrap();
     assert!(why.contains("the server gives no row of step 300"), "{why}");
     let fleet = followed.text("fleet");
-    assert!(fleet.contains("dlrm@prod") && fleet.contains("behind"), "{fleet}");
+    assert!(fleet.contains("dlrm@prod") && fleet.contains("hook_failed"), "{fleet}");
     let current = followed.json("current.json");
     assert_eq!((&current["serving"]["step"], &current["attempts"]), (&200.into(), &0.into()));
     assert_eq!(current["serving"]["snapshot"], behind["serving"]["snapshot"]);
