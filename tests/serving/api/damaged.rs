@@ -46,17 +46,24 @@ async fn a_damaged_object_of_a_folder_is_never_answered_whole() {
     bytes[0] ^= 1;
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, bytes).unwrap();
-    let answer = http().get(&at).send().await.unwrap();
-    assert_eq!(answer.content_length(), Some(size));
-    answer.bytes().await.unwrap_err();
+    // The connection may end before the headers have gone, too.
+    if let Ok(answer) = http().get(&at).send().await {
+        assert_eq!(answer.content_length(), Some(size));
+        answer.bytes().await.unwrap_err();
+    }
     let range = proto::ChunkRange { chunk, offset: 0, length: 0 };
     let request = proto::ReadChunksRequest { model: "m".into(), chunks: vec![range] };
-    let mut stream = served.snapshots().read_chunks(request).await.unwrap().into_inner();
-    let status = loop {
-        match stream.message().await {
-            Ok(piece) => assert!(piece.is_some(), "it ends with a failure"),
-            Err(status) => break status,
+    let status = match served.snapshots().read_chunks(request).await {
+        Ok(answer) => {
+            let mut stream = answer.into_inner();
+            loop {
+                match stream.message().await {
+                    Ok(piece) => assert!(piece.is_some(), "it ends with a failure"),
+                    Err(status) => break status,
+                }
+            }
         }
+        Err(status) => status,
     };
     assert_eq!((status.code(), class(&status).as_str()), (Code::DataLoss, "integrity"));
 }
