@@ -260,7 +260,7 @@ async fn channels_are_moved_while_the_queue_is_stuck_and_what_was_begun_is_writt
     let mut site = Site::start("api");
     let (first, _) = (site.publish(1, &[]), site.publish(2, &[]));
     // The queue is made by its first use.
-    site.store.run(["queue", "status"]).succeeded();
+    drop(queue(&site.store));
     let mut stuck = lock(&site.store.folder.path().join("weighbridge-data/queue/queue.sqlite3"));
     let submits: Vec<_> = (0..20u64)
         .map(|step| {
@@ -303,6 +303,31 @@ async fn channels_are_moved_while_the_queue_is_stuck_and_what_was_begun_is_writt
     };
     assert_eq!((count("done"), count("over_limit")), (16, 4), "{audit:?}");
     assert_eq!(site.store.run(["queue", "status"]).succeeded()["ready"], 16);
+}
+
+/// A server that ends cuts off what takes too long; that it was begun stands in the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_cut_off_when_the_server_ends_is_written_down() {
+    let mut site = Site::start("api");
+    drop(queue(&site.store));
+    let mut stuck = lock(&site.store.folder.path().join("weighbridge-data/queue/queue.sqlite3"));
+    let submits: Vec<_> = (0..4u64)
+        .map(|step| {
+            let manifest = crate::site::manifest("m", step, &site.checkpoint(step)).1.into();
+            let (mut client, token) = (site.publishing(), site.drop.clone());
+            tokio::spawn(async move { client.submit(by(&token, SubmitRequest { manifest })).await })
+        })
+        .collect();
+    // All of them are under way before the first has waited for too long.
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    submits.iter().for_each(tokio::task::JoinHandle::abort);
+    tokio::task::block_in_place(|| site.stop());
+    drop(stuck.stdin.take());
+    assert!(stuck.wait().unwrap().success());
+    let audit = site.audit();
+    assert!(audit.len() == 4 && audit.iter().all(|deed| deed["action"] == "submit"), "{audit:?}");
+    assert!(audit.iter().any(|deed| deed["outcome"] == "interrupted"), "{audit:?}");
+    assert!(audit.iter().all(|deed| deed["outcome"] != "done"), "{audit:?}");
 }
 
 async fn letters(site: &Site, mine: &str, others: &str) {

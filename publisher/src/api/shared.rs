@@ -126,7 +126,8 @@ impl Shared {
         let last = known.entry.as_ref().map_or(0, |entry| entry.entry.sequence);
         let newer = watch::newest(self.objects.root(), model, name, last).await?;
         let newer = newer.map(|(entry, bytes)| {
-            let publishes_after = entry.sequence.saturating_sub(1);
+            // What came before was passed over.
+            let publishes_after = entry.sequence;
             Arc::new(Entry { entry, bytes, publishes_after })
         });
         Ok(newer.or(known.entry))

@@ -256,17 +256,26 @@ impl Service {
         Ok(told(id, letter))
     }
 
+    /// Who asks for a change of which dead letter.
+    fn letter_asked<R>(
+        &self,
+        action: &'static str,
+        request: Request<R>,
+        id: impl FnOnce(R) -> String,
+    ) -> Result<(Asker, Asked, String), Refusal> {
+        let asker = Asker::of(&request)?;
+        let asked = Asked { action, ..Asked::default() };
+        match letter(&id(request.into_inner())) {
+            Ok(id) => Ok((asker, Asked { object: id.clone(), ..asked }, id)),
+            Err(refusal) => Err(self.deeds.refused(&asker, &asked, refusal)),
+        }
+    }
+
     async fn requeued(
         &self,
         request: Request<proto::RequeueDeadLetterRequest>,
     ) -> Result<proto::RequeueDeadLetterResponse, Refusal> {
-        let asker = Asker::of(&request)?;
-        let mut asked = Asked { action: "requeue", ..Asked::default() };
-        let id = match letter(&request.into_inner().id) {
-            Ok(id) => id,
-            Err(refusal) => return Err(self.deeds.refused(&asker, &asked, refusal)),
-        };
-        asked.object.clone_from(&id);
+        let (asker, asked, id) = self.letter_asked("requeue", request, |asked| asked.id)?;
         let (shared, who, caller) = (Arc::clone(&self.shared), asker.who(), asker.caller.clone());
         let allowed = operates_any(&caller);
         self.deeds
@@ -288,13 +297,7 @@ impl Service {
     }
 
     async fn discarded(&self, request: Request<proto::DiscardDeadLetterRequest>) -> Result<(), Refusal> {
-        let asker = Asker::of(&request)?;
-        let mut asked = Asked { action: "discard", ..Asked::default() };
-        let id = match letter(&request.into_inner().id) {
-            Ok(id) => id,
-            Err(refusal) => return Err(self.deeds.refused(&asker, &asked, refusal)),
-        };
-        asked.object.clone_from(&id);
+        let (asker, asked, id) = self.letter_asked("discard", request, |asked| asked.id)?;
         let (shared, who, caller) = (Arc::clone(&self.shared), asker.who(), asker.caller.clone());
         let allowed = operates_any(&caller);
         self.deeds
