@@ -212,6 +212,10 @@ async fn admitted(
         next.run(request).await
     };
     let response = timeout_at(end, answer).await.map_err(|_| Refusal::too_late())?;
+    // A timer tells of it up to a millisecond late.
+    if asked.is_some_and(|asked| began.elapsed() >= asked) {
+        return Err(Refusal::too_late());
+    }
     // More than a day is as good as none, and within what a timer can count.
     let left =
         asked.filter(|asked| *asked < 1440 * LONGEST).map(|asked| asked.saturating_sub(began.elapsed()));
